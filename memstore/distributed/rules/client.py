@@ -67,6 +67,7 @@ from memstore.errors import (
 )
 
 AGAIN = 0.01  # seconds
+FOR_HEIR = 0.1  # seconds between two questions for a group that is being recovered
 _REMEMBERED = 1 << 16  # groups
 _LONGEST = 4096  # characters of an error
 
@@ -276,13 +277,18 @@ class Client:
             some = groups[first : first + BATCH_LIMIT]
             refused = tuple(self._refused.get(group, 0) for group in some)
             request = ClaimGroups(some, claimer) if claims and not any(refused) else FindOwners(some, refused)
-            self.asked = Seed(seed)
+            if not isinstance(self.asked, Heir):
+                self.asked = Seed(seed)
             answer = yield from send(seed, request)
+            if answer is None:
+                self.asked = Seed(seed)
             if not isinstance(answer, Owners) or len(answer.rows) != len(some):
                 waiting = next((one for one in standing.roster.departed if not one.is_ready), None)
                 if isinstance(answer, Later) and waiting is not None:
                     heir = standing.roster.member(waiting.heir)
                     self.asked = Seed(seed) if heir is None else Heir(heir, waiting.member)
+                    yield from pause(FOR_HEIR)
+                    return None
                 yield from try_again(answer)
                 return None
             for group, row in zip(some, answer.rows, strict=True):
@@ -336,7 +342,7 @@ class Client:
         raise error
 
     def _commit(self, attempt: _Attempt) -> Steps[tuple[int, ...]]:
-        changes = attempt.changes
+        changes, self.asked = attempt.changes, None
         groups = groups_of(change.key for change in changes)
         claims = any(change.may_create for change in changes)
         while True:

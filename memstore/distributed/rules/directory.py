@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import is_pending
+from memstore.distributed.rules.recovery import NotRecovered, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -212,7 +212,7 @@ class Directory:
             return self._inherited(tables, standing, request)
         groups = (request.group,) if isinstance(request, WatchGroup | HandOver) else request.groups
         if is_pending(tables, roster, groups):
-            return Later()
+            return NotRecovered()
         match request:
             case ClaimGroups():
                 rows = self._claim(tables, roster, request)

@@ -144,6 +144,7 @@ class Index:
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._stale: int | None = None  # the same, for backups that don't count any more
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -293,7 +294,9 @@ class Index:
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
             case WatchGroup():
                 return isinstance(answer, Later) and request.milliseconds > 0
-            case ClaimGroups() | FindOwners() | HandOver() | Remove() | Drain() | Finish() | BringGroups():
+            case ClaimGroups() | FindOwners() | HandOver():
+                return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
+            case Remove() | Drain() | Finish() | BringGroups():
                 return isinstance(answer, Later)
             case Inherit() | Recovered():
                 return isinstance(answer, Later)
@@ -491,6 +494,8 @@ class Index:
         elif self._swept != standing.losses:
             yield from roster.drop_lost(self.seed)
             self._swept = standing.losses
+        elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
+            self._stale = standing.losses
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
 

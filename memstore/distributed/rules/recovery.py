@@ -41,6 +41,7 @@ from memstore.distributed.rules.messages import (
     Done,
     Entry,
     FindBackups,
+    FindOwners,
     Found,
     Grant,
     Inherit,
@@ -51,6 +52,7 @@ from memstore.distributed.rules.messages import (
     Member,
     Note,
     NotOwner,
+    Owners,
     Ownership,
     Place,
     Recovered,
@@ -58,6 +60,7 @@ from memstore.distributed.rules.messages import (
     Roster,
     Standing,
     group_of,
+    groups_of,
 )
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -81,11 +84,16 @@ NOTE_TRIES = 20  # after which a process goes on without a keeper that can't be 
 NOTE_SILENT = 2_000_000_000  # nanoseconds after which an index process does
 LOST_LIMIT = 1000  # names that a host remembers of what was lost
 _AGAIN = 0.1  # seconds between two tries
+_AT_ONCE = 512  # rows of one transaction of an heir: puts of its host wait for it, some 7 ms
 _SHOWN = 20  # names in a line of the log
 _LONGEST_WHO = 400  # characters
 
 log = logging.getLogger("memstore")
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
+
+
+class NotRecovered(Later, frozen=True, array_like=True, tag=75):
+    """A group was a removed member's, and isn't its heir's yet. Whoever asks is told so at once, to name the heir."""
 
 
 def is_kept(change: Change) -> bool:
@@ -387,6 +395,37 @@ def drop_named(tables: Tables, key: bytes, place: object) -> None:
         tables.drop_backup(key)
 
 
+def drop_stale() -> Steps[bool]:
+    """Drops what this host keeps of groups that were handed over since, or are its own, or nobody's.
+
+    Returns whether the directory has answered for all of them.
+    """
+    standing = yield from view(own_standing)
+    after: bytes = b""
+    while page := (yield from view(lambda tables, start=after: tables.all_backups(start, ROWS_LIMIT))):
+        after = page[-1][0]
+        groups = groups_of(key for key, _ in page)
+        answer = yield from send(standing.seed, FindOwners(groups, (0,) * len(groups)))
+        if not isinstance(answer, Owners):
+            return False
+        row_of = dict(zip(groups, answer.rows, strict=True))
+        stale: list[tuple[bytes, Backup]] = []
+        for key, backup in page:
+            row = row_of[group_of(key)]
+            if row is None or row.owner == standing.member or backup.number < row.first:
+                stale.append((key, backup))
+        if stale:
+            yield from transact(lambda tables, some=stale: _drop_backups(tables, some))
+        yield from pause(_BETWEEN)
+    return True
+
+
+def _drop_backups(tables: Tables, rows: Sequence[tuple[bytes, Backup]]) -> None:
+    for key, backup in rows:
+        if tables.backup(key) == backup:
+            tables.drop_backup(key)
+
+
 # --- the seed ---------------------------------------------------------------------------------------------------------
 
 
@@ -484,8 +523,8 @@ class Recovery:
             asked = []
             for (member, request), answer in answers:
                 assert isinstance(answer, BackedUp)
-                for first in range(0, len(answer.rows), PORTION):
-                    some = answer.rows[first : first + PORTION]
+                for first in range(0, len(answer.rows), _AT_ONCE):
+                    some = answer.rows[first : first + _AT_ONCE]
                     yield from transact(
                         lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some)
                     )

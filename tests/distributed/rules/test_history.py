@@ -39,6 +39,25 @@ BAD = {
     "two created it": [put(0, 1, 1, 5, old=0), put(2, 3, 2, 6, old=0)],
     "a wait for a version that nobody put": [put(0, 1, 1, 5), Operation(GET, 2, 3, version=7)],
     "an unknown put comes and goes": [put(0, 1, 1, 5), put(2, math.inf, 2), get(3, 4, 2, 6), get(5, 6, 1, 5)],
+    "a deleted value comes back after a loss": [
+        put(0, 1, 1, 5),
+        Operation(DELETE, 2, 3, old=5),
+        Operation(LOSS, 4, 4, undoes=True),
+        get(5, 6, 1, 5),
+    ],
+    "an acknowledged put is undone by a loss": [
+        put(0, 1, 1, 5),
+        put(2, 3, 2, 6),
+        Operation(LOSS, 4, 4, undoes=True),
+        get(5, 6, 1, 5),
+    ],
+    "a loss undoes what comes after it": [
+        put(0, 1, 1, 5),
+        Operation(LOSS, 2, 2, undoes=True),
+        put(3, math.inf, 2),
+        get(4, 5, 2, 6),
+        get(6, 7, 1, 5),
+    ],
     "a value is lost that lay elsewhere": [
         put(0, 1, 1, 5),
         Operation(LOSS, 2, math.inf, lost=frozenset({2})),
@@ -52,6 +71,24 @@ GOOD = {
     "or never": [put(0, math.inf, 1), get(5, 6, None, 0)],
     "an unknown put explains a conflict": [put(0, math.inf, 1), Operation(GET, 2, 3, version=8)],
     "a loss": [put(0, 1, 1, 5), Operation(LOSS, 2, math.inf, lost=frozenset({1})), get(3, 4, None, 0)],
+    "a loss undoes what was not acknowledged, though it was seen": [
+        put(0, 1, 1, 5),
+        put(2, math.inf, 2),
+        get(3, 4, 2, 6),
+        Operation(LOSS, 5, 5, undoes=True),
+        get(6, 7, 1, 5),
+    ],
+    "or both versions are lost": [
+        put(0, 1, 1, 5),
+        put(2, math.inf, 2),
+        Operation(LOSS, 5, 5, undoes=True),
+        get(6, 7, None, 0),
+    ],
+    "a loss need not lose anything": [
+        put(0, 1, 1, 5),
+        Operation(LOSS, 2, 2, lost=frozenset({1}), undoes=True),
+        get(3, 4, 1, 5),
+    ],
     "a deletion, and it is created again": [
         put(0, 1, 1, 5, old=0),
         Operation(DELETE, 2, 3, old=5),

@@ -30,6 +30,11 @@ FOUND_SOON = {
     "anybody may be the seed",
     "records are sent once",
     "a host isn't told what nothing names any more",
+    "a change is acknowledged before keepers are told",
+    "keepers aren't told",
+    "a put returns before its host keeps it",
+    "a group of a dead owner is nobody's until its heir has it",
+    "an heir doesn't know who keeps what it has got",
     "older attempts go on after a publication",
     "who gives up without a part leaves no outcome",
 }
