@@ -192,7 +192,7 @@ class Retention(NamedTuple):
     """The rules that say which steps stay; a step stays if one of them keeps it.
 
     Attributes:
-        keep_last: how many of the newest; None: all.
+        keep_last: how many of the newest, 1 or more, so that the newest one always stays; None: all.
         keep_every: those whose number is a multiple of this.
         keep_best: how many of the best.
     """
@@ -216,9 +216,6 @@ class Retention(NamedTuple):
             kept |= {saved.name for saved in there if saved.step % self.keep_every == 0}
         if self.keep_best is not None:
             kept |= {saved.name for saved in self.rule.ranked(there)[: self.keep_best]}
-        last = newest(found)
-        if last is not None:
-            kept.add(last.name)
         gone = [saved for saved in found if saved.is_managed and saved.is_whole and saved.name not in kept]
         return [*sorted(gone, key=lambda saved: saved.order), *(saved for saved in found if saved.format is None)]
 

@@ -105,6 +105,7 @@ R = TypeVar("R")
 
 _JOINED = 16 << 10  # bytes between two parts that are read rather than left out: a call costs as much
 _PATIENCE, _PAUSE = 60.0, 0.01  # seconds for the lock of a folder, and between two looks
+_UNTIL_REMOVED = 1.0  # seconds until who removes a step has removed its manifest
 _ATTEMPTS = 20  # to leave a first file in a folder that others remove while it is empty
 
 
@@ -497,18 +498,27 @@ def hold(path: str) -> OwnedFile | None:
     """Keeps the folder of a step from being removed by a CheckpointManager, until what is returned is closed.
 
     Whoever reads a snapshot or writes its files calls this. It takes a shared lock of the step's record, and whoever
-    removes the folder takes an exclusive one (`FileStorage.unless_kept`). It never fails, and needs no right to write.
+    removes the folder takes an exclusive one. It never fails, and needs no right to write.
 
     Returns:
-        None if no manager saved this folder, if it is just being removed, or if the file system has no locks.
+        None if no manager saved this folder, if it is being removed (the manifest, which goes first, is gone then), or
+        if the file system has no locks.
     """
     try:
         file = LockFile(f"{path}/{HELD}", os.O_RDONLY)  # a forked child closes its copy
     except OSError:
         return None
-    with contextlib.suppress(OSError):
-        if syscalls.lock_shared(file.fd) and os.path.samestat(os.stat(f"{path}/{HELD}"), os.fstat(file.fd)):
-            return file
+    deadline = time.monotonic() + _UNTIL_REMOVED
+    with contextlib.suppress(OSError):  # no locks, or the record is gone
+        while os.path.samestat(os.stat(f"{path}/{HELD}"), os.fstat(file.fd)):
+            if syscalls.lock_shared(file.fd):
+                # Only now it is known whether it was removed before: who has removed it has let go of the lock.
+                if os.path.samestat(os.stat(f"{path}/{HELD}"), os.fstat(file.fd)):
+                    return file
+                break
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE)
     file.close()
     return None
 

@@ -7,6 +7,7 @@ import errno
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -195,10 +196,36 @@ def test_restores_beside_a_run_that_removes_read_whole_steps(root: str) -> None:
         reader.receive()
         for step in range(2, 80):
             save(manager, step)
+            if reader.has_message:
+                reader.receive()  # raises what it raised
         reader.send()
         assert reader.receive() > 3
     save(manager, 80)
     assert folders(root) == ["step-000080"]
+
+
+def _save_and_pause_in_the_removal(wire: Wire, root: str) -> None:
+    def pause(number: int, name: str) -> None:
+        if number == 1:  # the record is locked, and nothing is removed yet
+            wire.send()
+            wire.receive()
+
+    with faults.watching(lambda *_: None, pause, names=frozenset({"lock_exclusive"})):
+        save(plain(root), 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*restored none")
+def test_a_step_that_is_just_about_to_be_removed_is_gone_for_a_restore(root: str) -> None:
+    save(plain(root), 1)
+    with Child(_save_and_pause_in_the_removal, root) as other:
+        other.receive()
+        later = threading.Timer(0.2, other.send)
+        later.start()
+        with pytest.raises(NoSnapshotError, match="no checkpoint of step 1; it has 2"):
+            CheckpointManager(root).restore(state(), 1)
+        later.join()
+        other.receive()
+    assert folders(root) == ["step-000002"]
 
 
 # --- no room, and no locks -------------------------------------------------------------------------------------------

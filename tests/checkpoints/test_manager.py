@@ -352,6 +352,14 @@ def test_files_that_a_user_adds_go_with_their_step(root: str) -> None:
 # --- all of a training's state ---------------------------------------------------------------------------------------
 
 
+class Drawing(StateDict):
+    """Draws random numbers when it is restored: so the random state comes last."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        super().load_state_dict(state_dict)
+        torch.rand(7)
+
+
 @BACKENDS
 def test_a_training_continues_bit_for_bit(root: str, backend: Any) -> None:
     def objects() -> dict[str, Any]:
@@ -360,7 +368,7 @@ def test_a_training_continues_bit_for_bit(root: str, backend: Any) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
         named: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": schedule}
-        return {**named, "progress": StateDict(step=0), "random": memstore.RNGState()}
+        return {**named, "random": memstore.RNGState(), "progress": Drawing(step=0)}
 
     def train(app_state: dict[str, Any], until: int, manager: CheckpointManager | None) -> Any:
         for step in range(app_state["progress"]["step"] + 1, until + 1):
