@@ -177,7 +177,8 @@ class Directory:
         Of one or two members no majority is asked: it would have the seed in it, which has decided.
         """
         roster = standing.roster
-        have = {member for member, position in self.heard.items() if position == roster.position} | {standing.member}
+        heard = list(self.heard.items())  # at once: a heartbeat is answered while another thread hears somebody
+        have = {member for member, position in heard if position == roster.position} | {standing.member}
         voters = set(roster.voters)
         return have >= set(roster.deputies) and (len(voters) <= 2 or 2 * len(have & voters) > len(voters))
 

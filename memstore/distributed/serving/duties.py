@@ -485,7 +485,8 @@ class Duties:
         self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
         self._appoints, self._looks = threading.Event(), threading.Event()
         self._drains, self._takes, self._notes = threading.Event(), threading.Event(), threading.Event()
-        self._beats, self._is_fenced = threading.Event(), False
+        self._beats, self._removes = threading.Event(), threading.Event()
+        self._is_fenced = False
         self._has_been_seed = self._has_leavers = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
@@ -550,7 +551,7 @@ class Duties:
                 self._begin("drain", self._drain, self._drains)
                 self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
-        for event in (self._appoints, self._looks, self._hands, self._drains, self._beats):
+        for event in (self._appoints, self._looks, self._hands, self._drains, self._beats, self._removes):
             event.set()
 
     def _begin_as_seed(self) -> None:
@@ -558,7 +559,7 @@ class Duties:
             self._begin(f"mirror {slot}", partial(self._mirror, mirroring), mirroring.due)
         self._begin("appoint", self._appoint, self._appoints)
         self._begin("look for", self._look_for, self._looks)
-        self._begin("remove", self._remove_silent, threading.Event())
+        self._begin("remove", self._remove_silent, self._removes)
 
     def _settle(self) -> float:
         self._look()

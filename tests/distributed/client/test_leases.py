@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
 
 import memstore
 from memstore import aio
-from memstore.engine import boot_clock
+from memstore.engine import Root, boot_clock
 from memstore.engine.sync.pages import LockPage
 from memstore.errors import FencedError, UnknownOutcomeError
 from tests.distributed.client.hosts import Cluster, cluster_of
+from tests.inside import root_of
 
 LARGE = torch.arange(100_000)
 HOUR = 3_600_000_000_000  # nanoseconds
@@ -28,8 +28,7 @@ def cluster(scratch: str) -> Iterator[Cluster]:
 
 def set_lease(store: memstore.Store, until: int) -> None:
     """As this host's index process does."""
-    root: Any = store._root  # pyright: ignore[reportPrivateUsage]
-    root.lease[0] = until
+    root_of(store).lease[0] = until
 
 
 CALLS: dict[str, Callable[[memstore.Store, str], object]] = {
@@ -102,8 +101,7 @@ def test_a_change_whose_lease_ran_out_meanwhile_is_of_unknown_outcome(
 ) -> None:
     """As of a process that is stopped after its look."""
     store, key = cluster.stores[0], cluster.key_at(0)
-    root: Any = store._root  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(type(root), "check_lease", lambda root: None)  # pyright: ignore
+    monkeypatch.setattr(Root, "check_lease", lambda root: None)  # pyright: ignore
     set_lease(store, 1)
     for value in (1, LARGE):
         with pytest.raises(UnknownOutcomeError, match="lease") as found:
