@@ -657,7 +657,7 @@ def _never(seed: Directory) -> Any:
 # --- a death ----------------------------------------------------------------------------------------------------------
 
 
-@mutation("a change is acknowledged before keepers are told", "deaths of slow hosts")
+@mutation("a change is acknowledged before keepers are told", "an owner that dies right after a delete")
 def _(patch: Patch) -> None:
     def nobody(keys: Any, silent: Any) -> Any:
         return
@@ -690,7 +690,7 @@ def _(patch: Patch) -> None:
     patch.setattr(sharded, "keep_published", nothing)
 
 
-@mutation("an heir waits for nobody", "deaths in a storm")
+@mutation("an heir waits for nobody", "a member that says late what it keeps")
 def _(patch: Patch) -> None:
     send_all = recovery.send_all
 
@@ -705,7 +705,7 @@ def _(patch: Patch) -> None:
     patch.setattr(recovery, "send_all", hasty)
 
 
-@mutation("a group of a dead owner is nobody's until its heir has it", "deaths")
+@mutation("a group of a dead owner is nobody's until its heir has it", "a member that says late what it keeps")
 def _(patch: Patch) -> None:
     for module in (directory, roster):
         patch.setattr(module, "is_pending", lambda tables, cluster, groups: False)  # pyright: ignore
@@ -760,7 +760,9 @@ def _(patch: Patch) -> None:
     patch.setattr(recovery, "_merge", forget)
 
 
-@mutation("what hosts keep stays when bytes are taken over", "drains")
+@mutation(
+    "what hosts keep stays when bytes are taken over", "bytes that are taken over, of which another host has a record"
+)
 def _(patch: Patch) -> None:
     patch.setattr(draining, "forget_keepers", lambda tables, key: None)  # pyright: ignore
 

@@ -27,12 +27,14 @@ from memstore.distributed.rules import (
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     Ask,
+    Backup,
     ClaimGroups,
     Commit,
     Committed,
     Done,
     Drain,
     Failed,
+    FindBackups,
     Give,
     Grant,
     HandOver,
@@ -1465,6 +1467,61 @@ def replaced(seconds: float) -> None:
     play.world.run(10)
     found = got(play, b"g/k")
     play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("an owner that dies right after a delete")
+def _() -> None:
+    play = Play(4)
+    play.put(1, b"g/own")
+    play.put(2, b"g/k", b"old")
+    told = play.at_once(1, play.processes[1].client.commit([Change(b"g/k", None)], 1 << 62))
+    die(play, 1)
+    play.must(not isinstance(told, MemstoreError), f"{told}")
+    play.world.run(10)
+    found = got(play, b"g/k")
+    play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("a member that says late what it keeps")
+def _() -> None:
+    """Meanwhile somebody puts a new key of the group."""
+    play = Play(6)
+    play.put(1, b"g/own")
+    play.put(3, b"g/k", b"kept")
+    answer, is_held = play.world.answer, [True]
+
+    def late(host: Host, index: Any, request: Any) -> Any:
+        is_late = is_held[0] and host is play.hosts[3] and isinstance(request, FindBackups)
+        return Later() if is_late else answer(host, index, request)
+
+    play.world.answer = late
+    die_with_heir(play, 1)
+    ends = play.begin(play.processes[4], put(play.processes[4], b"g/new"), 40)
+    play.world.run(8)
+    is_held[0] = False
+    play.world.run(15)
+    found = got(play, b"g/k")
+    play.must(found is not None and found.body == b"kept", f"a put is lost: {found}")
+    play.must(ends and not isinstance(ends[0], Exception), f"a put waits: {ends}")
+
+
+@script("bytes that are taken over, of which another host has a record")
+def _() -> None:
+    """As that of a rank of a sharded put."""
+    play = Play(4)
+    play.put(1, b"g/own")
+    place = Place(play.hosts[2].id, play.hosts[2].tables.fill(7), 1)
+    (version,) = run(
+        play.world,
+        play.processes[2],
+        play.processes[2].client.commit([Change(b"g/k", b"", (place,))], 1 << 62),
+    )
+    owner, rank = play.hosts[1].tables, play.hosts[3].tables
+    rank.put_backup(b"g/k", Backup(version, owner.own_groups[b"g"].number, b"", (place,)))
+    owner.put_keepers(b"g/k", (*owner.keepers(b"g/k"), (rank.member, version)))
+    play.drain(2, 20)
+    play.must(has_left(play, 2), "the drain doesn't end")
+    play.must(not rank.backups, f"it names bytes that are gone: {rank.backups}")
 
 
 @script("a group that comes back to an owner which dies")

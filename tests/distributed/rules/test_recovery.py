@@ -163,3 +163,20 @@ def test_what_is_kept_of_a_group_that_was_handed_over_goes_when_a_host_has_left(
     kill(world, owner)
     world.run(10)
     assert set(putter.tables.backups) == {b"of-h3"}
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_of_a_dead_seed_the_others_have_what_they_have_put_once_one_of_them_is_the_seed(hosts: int) -> None:
+    """Of two hosts the other one must be forced: it has the directory, since it was the deputy."""
+    world = cluster(hosts)
+    seed, other = world.hosts["h0"], world.hosts["h1"]
+    key, process = key_at(world, seed), world.start_process(other)
+    run(world, process, put(process, key, b"kept"))
+    dead, done = seed.id, list[bool]()
+    world.lose(seed)
+    world.promote(other, done.append, forced=hosts == 2)
+    world.run(8)
+    world.remove(dead)
+    world.run(15)
+    entry = get(world, process, key)
+    assert done[0] and entry is not None and entry.body == b"kept"

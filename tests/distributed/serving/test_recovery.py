@@ -174,6 +174,50 @@ def test_the_heir_dies_too(agents: Agents) -> None:
         assert store.get("run/0") == 5
 
 
+def test_thousands_of_keys_and_of_groups_are_there_soon(agents: Agents) -> None:
+    seed, dies, other = three(agents)
+    flat = [f"flat{number}" for number in range(2_000)]
+    keys = [*(f"run/{number}" for number in range(3_000)), *flat]
+    with memstore.open(dies.root) as owner:
+        owner.put("run/own", 0)
+        for first in range(0, len(flat), 500):
+            owner.put_many(dict.fromkeys(flat[first : first + 500], 0))
+    with memstore.open(other.root, timeout=60.0) as c, memstore.open(seed.root, timeout=60.0) as a:
+        for first in range(0, len(keys), 500):
+            some = keys[first : first + 500]
+            c.put_many({key: first + number for number, key in enumerate(some)})
+        die(dies)
+        Cluster(seed.root).remove(dies.address)
+        began = time.monotonic()
+        assert [a.get(key) for key in (keys[0], keys[-1], keys[3_000])] == [0, len(keys) - 1, 3_000]
+        assert sorted(a.keys()) == sorted(keys)
+        assert time.monotonic() - began < 30  # 1 s on a machine at rest
+        assert a.get(keys[2_500]) == 2_500
+
+
+def test_a_second_host_that_dies_meanwhile_is_waited_for_until_it_is_removed(agents: Agents) -> None:
+    seed, dies, other = three(agents)
+    second, fifth = (agents.serve(name, join=seed, members=members) for name, members in (("d", 4), ("e", 5)))
+    for agent in (seed, dies, other, second, fifth):
+        agent.wait_until_serving(5)
+    with memstore.open(dies.root) as owner:
+        owner.put("run/own", 1)
+    with memstore.open(other.root) as c, memstore.open(fifth.root) as e:
+        c.put("run/kept", BIG)
+        e.put("other/k", 1)
+        die(second)
+        die(dies)
+        cluster = Cluster(seed.root)
+        cluster.remove(dies.address, timeout=60.0)
+        with pytest.raises(memstore.HomeUnavailableError) as error:
+            e.get("run/kept", timeout=3.0)
+        assert "recovers what" in str(error.value) and dies.address in str(error.value)
+        assert e.put("other/k", 2, timeout=10.0)
+        cluster.remove(second.address, timeout=60.0)
+        assert torch.equal(e.get("run/kept", timeout=60.0), BIG)
+        assert not cluster.status().recovering
+
+
 def owns(agent: Agent, group: bytes) -> bool:
     use = open_root(agent.root, "r", Creation(), 10.0)
     try:
