@@ -85,7 +85,7 @@ from memstore.engine.root.filesystem import check_filesystem, lockers_of
 from memstore.engine.root.folder import CATALOG, CLUSTER, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings
 from memstore.engine.root.roots import close_unused
 from memstore.engine.root.shared import no_state, segments_of, shared_settings, state_of
-from memstore.engine.sync.pages import read_notes
+from memstore.engine.sync.pages import emptied, read_notes
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import NotAStoreError, StoreTimeoutError
 
@@ -166,8 +166,9 @@ def repair_store(
                 swept += file.size
         if settings.durable:
             syscalls.sync_folder(segments)
+        page = emptied(syscalls.read_at(lock_fd, syscalls.PAGE, 0), is_member=choice.membership.number > 0)
         syscalls.truncate(lock_fd, syscalls.PAGE)
-        syscalls.write_at(lock_fd, bytes(syscalls.PAGE), 0)
+        syscalls.write_at(lock_fd, page, 0)
         _mend_doorbell(path, settings)
     return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
 

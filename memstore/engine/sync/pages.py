@@ -133,6 +133,8 @@ class LockPage(RobustMutex):
 
 def _lease_of(written: tuple[int, ...], identity: tuple[int, ...], until: int) -> int:
     """Returns the lease of a page that is written anew. One of another boot is over; a copy holds none."""
+    if not any(written):  # of a new store, or after a repair: see `emptied`
+        return until
     if written[0] != _LOCK_MAGIC or not until:
         return 0
     if written[1:3] != identity[1:3]:
@@ -182,6 +184,14 @@ def read_notes(content: bytes | bytearray) -> Notes:
         return Notes()
     words = LockNotes.from_buffer_copy(content)
     return Notes(words.batch, words.publications_rung)
+
+
+def emptied(content: bytes | bytearray, *, is_member: bool) -> bytes:
+    """Returns the content that a repair gives a lock page: zeros, but that the lease of a member is over."""
+    page = bytearray(syscalls.PAGE)
+    if is_member and is_lock_page(content) and LockNotes.from_buffer_copy(content).lease:
+        LockNotes.from_buffer(page).lease = 1
+    return bytes(page)
 
 
 def is_lock_page(content: bytes | bytearray) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.sync.pages import LockPage, Notes, publications_rung, read_notes
+from memstore.engine.sync.pages import LockPage, Notes, emptied, publications_rung, read_notes
 from memstore.engine.sync.primitives import Doorbell, deadline_after
 from memstore.errors import CorruptionError
 from tests.children import Child, Wire
@@ -98,6 +98,17 @@ def test_a_lease_of_another_boot_is_over_and_a_copy_holds_none(folder: Path) -> 
     shutil.copy(folder / "lock", folder / "copy")
     os.rename(folder / "copy", folder / "lock")
     assert open_page(folder).lease[0] == 0
+
+
+def test_after_a_repair_the_lease_of_a_member_is_over(folder: Path) -> None:
+    page = open_page(folder)
+    page.lease[0] = 1 << 62
+    del page
+    content = (folder / "lock").read_bytes()
+    for is_member, found in ((True, 1), (False, 0)):
+        (folder / "lock").write_bytes(emptied(content, is_member=is_member))
+        assert open_page(folder).lease[0] == found
+    assert not any(emptied(bytes(syscalls.PAGE), is_member=True))
 
 
 def test_a_page_in_use_is_left_alone(folder: Path) -> None:
