@@ -116,6 +116,7 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
     "Cluster.at": [lambda w, t: memstore.Cluster.at("tcp://127.0.0.1:1", timeout=t)],
     "Cluster.remove": [lambda w, t: _cluster(w.store.root).remove("10.0.0.9", timeout=t)],
     "Cluster.drain": [lambda w, t: _cluster(w.store.root).drain("10.0.0.9", timeout=t)],
+    "Cluster.cancel_drain": [lambda w, t: _cluster(w.store.root).cancel_drain("10.0.0.9", timeout=t)],
     "Cluster.promote": [lambda w, t: _cluster(w.store.root).promote("10.0.0.9", timeout=t)],
     "Cluster.stop": [lambda w, t: _cluster(w.store.root).stop(timeout=t)],
     "open": [

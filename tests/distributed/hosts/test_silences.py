@@ -130,10 +130,12 @@ def test_a_host_whose_lease_was_over_and_that_was_not_removed_goes_on(hosts: Ser
     for number in range(3):
         cut_off(hosts, number)
     wait_until(lambda: errors_of(hosts, 1, "of1/k")[1] == "FencedError", "its lease is over")
+    wait_until(lambda: "has heard no majority" in hosts.log(1), "its agent says so")
     for number in range(3):
         cut_off(hosts, number, heal=True)
     wait_until(lambda: errors_of(hosts, 1, "of1/k") == ("", ""), "it goes on")
-    assert len(hosts.view(0)["members"]) == 3 and "hears the others again" in hosts.log(1)
+    assert len(hosts.view(0)["members"]) == 3
+    wait_until(lambda: "hears the others again" in hosts.log(1), "its agent says so")
 
 
 def test_a_put_of_a_process_that_is_stopped_beyond_the_lease_is_not_acknowledged(hosts: ServedHosts) -> None:
