@@ -119,7 +119,9 @@ def test_a_launcher_that_has_made_a_cluster_of_one_leaves_none_unless_it_has_a_k
     assert isinstance(decode_report(launching.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
     order = StartAgent("127.0.0.1", 0, "", (), True, bytes(32), "tcp", True, True, None, None, 60_000)
     assert isinstance(decode_report(launching.answer(encode(order))), Started)
-    other = StartAgent("127.0.0.1", 0, "", ("tcp://127.0.0.9:1",), False, bytes(32), "tcp", True, True, None, None, 60_000)
+    other = StartAgent(
+        "127.0.0.1", 0, "", ("tcp://127.0.0.9:1",), False, bytes(32), "tcp", True, True, None, None, 60_000
+    )
     second = Launching()
     assert isinstance(decode_report(second.answer(encode(LookAtRoot(VERSION, scratch)))), HostSeen)
     failed = decode_report(second.answer(encode(other)))
