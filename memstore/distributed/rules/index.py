@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, recovery, roster, sharded
+from memstore.distributed.rules import directory, draining, fence, owning, promotion, recovery, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -248,11 +248,11 @@ class Index:
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
-                return roster.take_promise(tables, standing, request)
+                return promotion.take_promise(tables, standing, request)
             case Obey():
-                return roster.take_obey(tables, standing, request)
+                return promotion.take_obey(tables, standing, request)
             case Announce():
-                return roster.announce(tables, standing, request)
+                return promotion.announce(tables, standing, request)
 
     def _met(self, standing: Standing | None, request: Meet) -> Met:
         """Says who this is. A root without a cluster goes where a member of one has found it."""
@@ -517,11 +517,11 @@ class Index:
 
     def appoint(self) -> Steps[None]:
         """Does what a seed does by itself, but for mirrors."""
-        yield from roster.tell_members(self.seed)
+        yield from promotion.tell_members(self.seed)
         if (yield from view(self._is_another)):
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
-        yield from roster.rebuild(self.seed)
-        yield from roster.appoint(self.seed)
+        yield from promotion.rebuild(self.seed)
+        yield from promotion.appoint(self.seed)
 
     def beat(self) -> Steps[None]:
         """Asks the seed whether it is there, and renews this host's lease."""
@@ -551,8 +551,8 @@ class Index:
         return standing is not None and standing.is_seed and standing.roster.member(self.member.id) != self.member
 
     def promote(self, *, forced: bool = False) -> Steps[None]:
-        """Makes this member the seed, because a person says so: see `roster.promote`."""
-        return (yield from roster.promote(self.seed, forced=forced))
+        """Makes this member the seed, because a person says so: see `promotion.promote`."""
+        return (yield from promotion.promote(self.seed, forced=forced))
 
     def pay(self) -> Steps[None]:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""

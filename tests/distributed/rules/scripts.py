@@ -20,6 +20,7 @@ from memstore.distributed.rules import (
     directory,
     draining,
     owning,
+    promotion,
     reading,
     recovery,
     roster,
@@ -697,12 +698,12 @@ def _() -> None:
         if at != silent:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{silent}", f"h{at}")
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
     try:
         promote(play, new)
         play.put(others[0], b"g/k")
     finally:
-        roster.SILENT = silent_after
+        promotion.SILENT = silent_after
     client = play.processes[silent].client
     ends = play.begin(play.processes[silent], reading.look_up(client, [b"g/k"]), 5)
     play.world.run(8)
@@ -722,14 +723,14 @@ def _() -> None:
         if at != near:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{near}", f"h{at}")
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62
     try:
         promote(play, new)
         play.world.serve(play.hosts[5], f"h{new}")
         play.world.run(8)
         play.put(5, b"g/k")
     finally:
-        roster.SILENT = silent_after
+        promotion.SILENT = silent_after
     ends = play.begin(play.processes[near], reading.page(play.processes[near].client, b"", b""), 5)
     play.world.run(8)
     play.must(ends and isinstance(ends[0], MemstoreError), f"a put is on no page: {ends}")
@@ -822,13 +823,13 @@ def _() -> None:
         if at != kept:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{kept}", f"h{at}")
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
     try:
         play.answer(0, Remove(data.member))
         play.world.run(5)
         promote(play, new)
     finally:
-        roster.SILENT = silent_after
+        promotion.SILENT = silent_after
     play.world.heal()
     play.world.run(5)
     entry = play.get(new, b"g/k")
@@ -868,20 +869,20 @@ def _() -> None:
     first, second = (at for at in range(1, 5) if at not in (new, other))
     play.world.cut("h0", f"h{new}")
     play.world.cut(f"h{other}", f"h{new}")
-    begin, held = roster._begin_term, list[Any]()  # pyright: ignore[reportPrivateUsage]
+    begin, held = promotion._begin_term, list[Any]()  # pyright: ignore[reportPrivateUsage]
 
     def hold(*arguments: Any) -> bool:
         held.append(arguments)
         return False
 
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62
-    roster._begin_term = hold  # pyright: ignore[reportPrivateUsage]
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62
+    promotion._begin_term = hold  # pyright: ignore[reportPrivateUsage]
     try:
         play.world.promote(play.hosts[new])
         while not held:
             play.world.run(0.1)
     finally:
-        roster._begin_term, roster.SILENT = begin, silent_after  # pyright: ignore[reportPrivateUsage]
+        promotion._begin_term, promotion.SILENT = begin, silent_after  # pyright: ignore[reportPrivateUsage]
     play.world.run(6)  # the old seed finds that its deputy is silent
     play.begin(play.processes[first], put(play.processes[first], b"g/k"), 5)
     play.world.run(5)
