@@ -65,6 +65,7 @@ from memstore.distributed.rules.messages import (
     Resolve,
     Roster,
     Serve,
+    Silence,
     Stale,
     Standing,
     Stay,
@@ -165,6 +166,10 @@ class Index:
         standing = tables.standing()
         if isinstance(request, Meet):
             return self._met(standing, request)
+        if standing is None and isinstance(request, Promise):
+            return promotion.take_promise(tables, None, request)
+        if standing is None and isinstance(request, AskSilence):
+            return Silence(fence.NEVER)
         if standing is None or (self._lease.is_over and isinstance(request, _OfOwner)):
             return Later()
         match request:
@@ -353,7 +358,10 @@ class Index:
         versions = yield from view(lambda tables: tables.version)
         term, epoch = (0, 0) if known is None else known.position
         cluster = None if standing is None else standing.roster.cluster
-        promised = 0 if standing is None else standing.promised
+        if standing is not None:
+            promised = standing.promised
+        else:
+            promised = yield from view(lambda tables: roster.early_term(tables, known.cluster if known else b""))
         brings = self._brought if standing is None else 0
         request = Ask(self.member, cluster, term, epoch, versions, promised, brings, self._moved, LONGEST_WAIT)
         if seed is None and not self._addresses:

@@ -932,9 +932,9 @@ class Mirrored(msgspec.Struct, frozen=True, array_like=True, tag=85):
 
 
 class Promised(msgspec.Struct, frozen=True, array_like=True, tag=86):
-    """The newest roster that the member has."""
+    """The newest roster that the member has; None: a roster names it, and it hasn't been told of any."""
 
-    roster: Roster
+    roster: Roster | None
 
 
 class Announced(msgspec.Struct, frozen=True, array_like=True, tag=87):

@@ -155,7 +155,9 @@ def _propose_deputies(
 # --- a new seed -------------------------------------------------------------------------------------------------------
 
 
-def take_promise(tables: Tables, standing: Standing, request: Promise) -> Answer:
+def take_promise(tables: Tables, standing: Standing | None, request: Promise) -> Answer:
+    if standing is None:
+        return _promise_early(tables, request)
     if request.cluster != standing.roster.cluster or standing.is_removed:
         return Refused("this host is no member of that cluster", is_removed=standing.is_removed)
     if request.term < standing.promised or request.term <= standing.roster.term:
@@ -163,6 +165,21 @@ def take_promise(tables: Tables, standing: Standing, request: Promise) -> Answer
     if request.term > standing.promised:
         tables.put_standing(msgspec.structs.replace(standing, promised=request.term))
     return Promised(standing.roster)
+
+
+def _promise_early(tables: Tables, request: Promise) -> Answer:
+    """Promises as a root that a roster names, and that hasn't been told so: it counts in that roster's majority.
+
+    *Schedule (found):* of five hosts one is lost; another root is admitted, and a second host is lost before anybody
+    has told it. Three of six are no majority.
+    """
+    cluster, term = tables.early_promise
+    if term and cluster != request.cluster:
+        return Refused("this root has made a promise to another cluster, which was to admit it")
+    if request.term < term:
+        return Stale(term)
+    tables.early_promise = request.cluster, request.term
+    return Promised(None)
 
 
 def take_obey(tables: Tables, standing: Standing, request: Obey) -> Answer:
@@ -204,7 +221,7 @@ def promote(seed: Directory, *, forced: bool = False) -> Steps[None]:
                 raise NotPromoted(f"{member.label} obeys a later seed, or is to: promote it once more")
             if isinstance(answer, Promised):
                 promised.add(member.id)
-                newest = max(newest, answer.roster, key=lambda roster: roster.position)
+                newest = max(newest, answer.roster or newest, key=lambda roster: roster.position)
         if forced or _has_majority(newest, promised):
             break
         yield from pause(_BETWEEN)
@@ -240,7 +257,7 @@ def _is_seed_already(seed: Directory) -> Steps[bool]:
         asked = [member for member in newest.members if member.id not in met]
         answers = yield from send_all([(member, Meet(own, None)) for member in asked])
         for member, answer in zip(asked, answers, strict=True):
-            theirs = answer.roster if isinstance(answer, Met) else None
+            theirs = answer.roster or newest if isinstance(answer, Met) else None  # or it hasn't been told of any
             if theirs is not None and theirs.cluster == newest.cluster:
                 met.add(member.id)
                 newest = max(newest, theirs, key=lambda roster: roster.position)
@@ -335,12 +352,13 @@ def tell_members(seed: Directory, members: Sequence[Member] | None = None) -> St
     ]
     answers = yield from send_all([(member, Obey(standing.roster)) for member in members])
     for member, answer in zip(members, answers, strict=True):
-        if isinstance(answer, Promised) and answer.roster.term == seed.term:
-            seed.hear(member.id, answer.roster.position)
-        elif isinstance(answer, Stale):
+        theirs = answer.roster if isinstance(answer, Promised) else None
+        if isinstance(answer, Stale):
             seed.hear_of(answer.term)
-        elif isinstance(answer, Promised):
-            yield from transact(lambda tables, older=answer.roster: take_back(tables, older))
+        elif theirs is not None and theirs.term == seed.term:
+            seed.hear(member.id, theirs.position)
+        elif theirs is not None:
+            yield from transact(lambda tables, older=theirs: take_back(tables, older))
 
 
 def take_back(tables: Tables, older: Roster) -> None:

@@ -142,12 +142,23 @@ def found(tables: Tables, member: Member, cluster: bytes, epoch: int = 1) -> Non
 def begin(tables: Tables, member: bytes, roster: Roster, *, owns: bool) -> None:
     """Writes the roster that has admitted this root.
 
+    One of an older term than it has promised may say that it is admitted, and not ask for its vote.
+
     Args:
         owns: the seed says that the groups are this root's for which it has grants. Else it must have none.
     """
+    promised = early_term(tables, roster.cluster)
+    if roster.term < promised and member in roster.voters:
+        return
     if tables.standing() is None and (owns or not tables.all_owned(None, 1)):
         is_joining = bool(tables.groups(b"", 1)[0])
-        tables.put_standing(Standing(member, roster, 0, roster.term, is_joining=is_joining))
+        tables.put_standing(Standing(member, roster, 0, max(promised, roster.term), is_joining=is_joining))
+
+
+def early_term(tables: Tables, cluster: bytes) -> int:
+    """Returns the term that this root has promised before it was told that it is a member; 0: it has promised none."""
+    promised_to, term = tables.early_promise
+    return term if promised_to == cluster else 0
 
 
 # --- a root that has keys ---------------------------------------------------------------------------------------------
@@ -435,7 +446,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if not standing.is_seed:
         return IsRoster(roster) if roster.position > position else Later()
     seed.begin(standing)
-    seed.hear_of(ask.promised if ask.cluster == roster.cluster else 0)
+    seed.hear_of(ask.promised if ask.cluster in (None, roster.cluster) else 0)
     if ask.cluster is not None and ask.cluster != roster.cluster:
         return Refused("the root belongs to another cluster")
     if ask.cluster is not None and position > roster.position:
