@@ -395,6 +395,15 @@ def drop_named(tables: Tables, key: bytes, place: object) -> None:
         tables.drop_backup(key)
 
 
+def is_outdated(row: Ownership | None, number: int) -> bool:
+    """Returns whether a row of the directory is older than a grant that is known here.
+
+    A seed says so that was replaced, and doesn't know it: this host itself, perhaps. That nobody owns a group isn't
+    said by such a one.
+    """
+    return row is not None and row.grant.number < number
+
+
 def drop_stale() -> Steps[bool]:
     """Drops what this host keeps of groups that were handed over since, or are its own, or nobody's.
 
@@ -412,6 +421,8 @@ def drop_stale() -> Steps[bool]:
         stale: list[tuple[bytes, Backup]] = []
         for key, backup in page:
             row = row_of[group_of(key)]
+            if is_outdated(row, backup.number):
+                continue
             if row is None or row.owner == standing.member or backup.number < row.first:
                 stale.append((key, backup))
         if stale:

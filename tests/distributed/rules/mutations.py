@@ -650,6 +650,11 @@ def _(patch: Patch) -> None:
     )
 
 
+@mutation("a seed that was replaced is believed", "a group that is handed to a seed that was replaced")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "is_outdated", lambda row, number: False)  # pyright: ignore
+
+
 @mutation("who can't be the seed asks for promises", "a host that can't be the seed is promoted again and again")
 def _(patch: Patch) -> None:
     patch.setattr(promotion, "_is_seed_already", _never)

@@ -836,6 +836,22 @@ def _() -> None:
     play.must(entry is not None and data.is_there(place), f"a member has dropped what it owns: {entry}")
 
 
+@script("a group that is handed to a seed that was replaced")
+def _() -> None:
+    """It doesn't know so yet, and its own directory names an owner from before the one that gives it the group."""
+    play = Play(4)
+    first, second = deputies(play)
+    other = others_than_deputies(play)
+    play.put(other, b"g/k")
+    play.world.cut("h0", f"h{first}")
+    promote(play, first)
+    play.hand_over(b"g", other, second)
+    play.hand_over(b"g", second, 0)
+    play.world.heal()
+    play.world.run(20)
+    play.must(play.get(other, b"g/k") is not None, "a put is lost")
+
+
 @script("a host that can't be the seed is promoted again and again")
 def _() -> None:
     play = Play(4)
