@@ -185,7 +185,7 @@ class Index:
                 return owning.list_page(tables, standing, request)
             case Commit():
                 keys = [change.key for change in request.changes]
-                return self._once_noted(tables, keys, owning.commit(tables, standing, request))
+                return self._once_noted(tables, keys, owning.commit(tables, standing, request), request.keeper)
             case Note():
                 return recovery.take_note(tables, request)
             case Keep():
@@ -266,10 +266,10 @@ class Index:
             self._addresses = [one.address for one in request.roster.members if one.address != self.member.address]
         return Met(self.member, None if standing is None else standing.roster, tuple(self._addresses))
 
-    def _once_noted(self, tables: Tables, keys: Sequence[bytes], answer: Answer) -> Answer:
-        """Returns the answer of a change once those are told who keep what it has replaced."""
+    def _once_noted(self, tables: Tables, keys: Sequence[bytes], answer: Answer, asker: bytes | None = None) -> Answer:
+        """Returns the answer of a change once those are told who keep what it has replaced. It tells `asker` itself."""
         is_made = isinstance(answer, Committed) or (isinstance(answer, Ended) and answer.outcome.version)
-        return Unnoted() if is_made and self.notes.are_due(tables, keys) else answer
+        return Unnoted() if is_made and self.notes.are_due(tables, keys, asker) else answer
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         now = self._clock()

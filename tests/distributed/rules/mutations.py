@@ -680,7 +680,7 @@ def _(patch: Patch) -> None:
         yield
 
     patch.setattr(client, "tell_keepers", nobody)
-    patch.setattr(recovery.Notes, "are_due", lambda one, tables, keys: False)  # pyright: ignore
+    patch.setattr(recovery.Notes, "are_due", lambda one, *asked: False)  # pyright: ignore
 
 
 @mutation("keepers aren't told", "deaths")
@@ -690,11 +690,37 @@ def _(patch: Patch) -> None:
 
 @mutation("a put returns before its host keeps it", "deaths")
 def _(patch: Patch) -> None:
-    def nothing(owner: Any, rows: Any, began: int) -> Any:
+    def nothing(owner: Any, rows: Any, began: int, replaced: Any) -> Any:
         return True
         yield
 
     patch.setattr(client, "keep", nothing)
+
+
+@mutation("a host keeps what it has deleted itself", "an owner that dies right after another host's delete")
+def _(patch: Patch) -> None:
+    keep = client.keep
+    patch.setattr(client, "keep", lambda owner, rows, began, replaced: keep(owner, rows, began))  # pyright: ignore
+
+
+@mutation("a host that deletes says that all are told", "an owner that dies right after another host's delete")
+def _(patch: Patch) -> None:
+    def told(one: Any, tables: Any, keys: Any, asker: Any = None) -> bool:
+        return asker is None and are_due(one, tables, keys)
+
+    are_due = recovery.Notes.are_due
+    patch.setattr(recovery.Notes, "are_due", told)
+
+
+@mutation("a host that deletes leaves no void", "a put of another process whose row is late")
+def _(patch: Patch) -> None:
+    def drop(tables: Any, rows: Any) -> None:
+        for key, upto in rows:
+            backup = tables.backup(key)
+            if backup is not None and backup.version <= upto:
+                tables.drop_backup(key)
+
+    patch.setattr(recovery, "_drop_replaced", drop)
 
 
 @mutation("a rank returns before its host keeps the version", "deaths and shards")

@@ -1502,6 +1502,39 @@ def _() -> None:
     play.must(found is None, f"what was deleted comes back: {found}")
 
 
+@script("an owner that dies right after another host's delete")
+def _() -> None:
+    """The host that deletes keeps the value, or a third one does."""
+    for putter in (2, 3):
+        play = Play(4)
+        play.put(1, b"g/own")
+        play.put(putter, b"g/k", b"old")
+        ends = play.begin(play.processes[2], play.processes[2].client.commit([Change(b"g/k", None)], 1 << 62))
+        while not ends:
+            play.world.run(0.001)
+        die(play, 1)
+        play.must(not isinstance(ends[0], MemstoreError), f"{ends}")
+        play.world.run(10)
+        found = got(play, b"g/k")
+        play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("a put of another process whose row is late")
+def _() -> None:
+    """A second process of its host deletes the key meanwhile, and the owner tells nobody."""
+    play = Play(4)
+    play.put(1, b"g/own")
+    late = asked_to_keep(play, 2, b"g/k")
+    other = play.world.start_process(play.hosts[2])
+    told = play.at_once(2, other.client.commit([Change(b"g/k", None)], 1 << 62))
+    play.must(not isinstance(told, MemstoreError), f"{told}")
+    go_on(play, 2, late)
+    die(play, 1)
+    play.world.run(10)
+    found = got(play, b"g/k")
+    play.must(found is None, f"what was deleted comes back: {found}")
+
+
 @script("a member that says late what it keeps")
 def _() -> None:
     """Meanwhile somebody puts a new key of the group."""
