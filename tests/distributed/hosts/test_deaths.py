@@ -28,7 +28,6 @@ from tests.support.hosts import Hosts, why_unavailable
 
 HOSTS = 4
 SECONDS = float(os.environ.get("MEMSTORE_DEATHS_SECONDS", "1200" if IS_FULL else "1"))
-AT_ONCE = 12.0 if SECONDS > 60 else 1.0  # seconds of one history
 QUIET = 2.5  # seconds after a fault in which owners tell hosts what they couldn't: a death before is a second failure
 LARGE = 1 << 16  # bytes: a value above lies in a file of the host that has put it
 
@@ -123,38 +122,48 @@ def is_large(value: int | str) -> bool:
 
 @pytest.mark.timeout(240 + 4 * SECONDS)
 def test_a_death_takes_what_the_host_has_put_and_nothing_else(cluster: ServedHosts, tmp_path: Path) -> None:
-    seed = random.SystemRandom().randrange(1 << 20) if SECONDS > 60 else 3
+    is_long = SECONDS > 60
+    seed = random.SystemRandom().randrange(1 << 20) if is_long else 3
     chance, until = random.Random(seed), time.monotonic() + SECONDS
     for number in itertools.count():
-        folder, ends = tmp_path / f"history{number}", time.monotonic() + AT_ONCE
+        folder = tmp_path / f"history{number}"
         for one, key in enumerate(clients.KEYS):
             cluster.call(one % HOSTS, actions.own, key.partition("/")[0])
         with Load(cluster, folder, seed=seed % 1000 + 4 * number) as load:
             deaths = Deaths(cluster, load)
             load.wait_until_all_work(time.monotonic(), LONG)
-            while True:
-                action: Callable[[int], None] = chance.choice([deaths.lose, deaths.lose, deaths.drain])
-                at = chance.randrange(HOSTS)
-                print(f"seed {seed}, history {number}: {action.__name__} {at}")
-                action(at)
-                load.wait_until_all_work(time.monotonic(), LONG)
-                if time.monotonic() > ends:
-                    break
-                name, case = draw_fault(chance)
-                print(f"seed {seed}, history {number}: {name} for {case.seconds} s")
-                case.begin(cluster)
-                load.lose(case.kills)
-                time.sleep(case.seconds)
-                case.end(cluster)
-                heal(cluster)
-                cluster.wait_for_members(HOSTS)
-                for killed in case.kills:
-                    load.begin(killed)
-                load.wait_until_all_work(time.monotonic(), LONG)
+            for _ in range(2 if is_long else 0):
+                meet(cluster, load, chance)
+            die: Callable[[int], None] = chance.choice([deaths.lose, deaths.lose, deaths.drain])
+            at = chance.randrange(HOSTS)
+            print(f"seed {seed}, history {number}: {die.__name__} {at}", flush=True)
+            die(at)
+            load.wait_until_all_work(time.monotonic(), LONG)
+            if is_long and chance.random() < 0.5:
                 time.sleep(QUIET)
+                deaths.lose(chance.randrange(HOSTS))
+                load.wait_until_all_work(time.monotonic(), LONG)
+            for _ in range(1 if is_long else 0):
+                meet(cluster, load, chance)
             load.wait_until_all_work(time.monotonic(), LONG)
         history = read_history(folder.iterdir())
         check([*history, *deaths.among(history)])
         if time.monotonic() > until:
             break
         cluster.restore()
+
+
+def meet(cluster: ServedHosts, load: Load, chance: random.Random) -> None:
+    """Something happens that is over, and of which all have heard, before the next one."""
+    name, case = draw_fault(chance)
+    print(f"{name} for {case.seconds} s", flush=True)
+    case.begin(cluster)
+    load.lose(case.kills)
+    time.sleep(case.seconds)
+    case.end(cluster)
+    heal(cluster)
+    cluster.wait_for_members(HOSTS)
+    for killed in case.kills:
+        load.begin(killed)
+    load.wait_until_all_work(time.monotonic(), LONG)
+    time.sleep(QUIET)
