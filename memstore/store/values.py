@@ -48,6 +48,7 @@ from memstore.engine import (
     hold,
     hold_at_once,
     index,
+    is_recovered,
     is_served,
     mutable_entry,
     need_boxes,
@@ -525,6 +526,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
         leaves=leaves,
         files=files_of(root, record),
         owner=owner_name(root, name),
+        recovered=is_recovered(root, name, record.version),
     )
 
 

@@ -26,6 +26,7 @@ from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, Lease
 from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
+    EPOCH_BITS,
     KEY_LIMIT,
     LONGEST_NAME,
     LONGEST_WAIT,
@@ -122,6 +123,7 @@ from memstore.distributed.rules.steps import (
 )
 
 __all__ = [
+    "EPOCH_BITS",
     "Announce",
     "Answer",
     "Ask",

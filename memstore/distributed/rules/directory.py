@@ -99,7 +99,7 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
         heir = roster.departed_of(row.owner)
         if heir is None or not heir.is_ready:
             return None
-        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first)
+        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first, recovered=roster.epoch)
     return give(tables, roster, group, row.giver, row.grant.after)
 
 
@@ -373,9 +373,12 @@ def give(
     after: int = 0,
     giver: bytes | None = None,
     since: int = 0,
+    recovered: int = 0,
 ) -> Ownership:
-    """Writes a row with a new grant."""
-    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver, since)[0]
+    """Writes a row with a new grant. What was recovered before stays so."""
+    before = tables.ownership(group)
+    recovered = max(recovered, before.grant.recovered if before else 0)
+    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after, recovered), giver, since)[0]
 
 
 def _write(
@@ -390,7 +393,7 @@ def _write(
     """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, like.epoch, like.after), giver, since)
+        Ownership(group, member, Grant(number, like.epoch, like.after, like.recovered), giver, since)
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:

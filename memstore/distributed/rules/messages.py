@@ -210,11 +210,13 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         number: `term << TERM_BITS`, and a counter of the seed on top. It never repeats.
         epoch: in which it was given. Versions that are assigned under it are above `epoch << EPOCH_BITS`.
         after: the number of the grant whose records its member was handed; 0: the group was new.
+        recovered: versions below `recovered << EPOCH_BITS` were recovered after their owner was removed.
     """
 
     number: Number
     epoch: Number
     after: Number = 0
+    recovered: Number = 0
 
     @property
     def term(self) -> int:
