@@ -121,6 +121,7 @@ from memstore.engine.protocols.change import (
     mutable_entry,
     need_boxes,
     need_cluster,
+    need_history,
     need_mutable,
     record_of,
 )
@@ -140,6 +141,7 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
+from memstore.engine.protocols.history import hold_version_of
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put, retry_after_sweep
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
@@ -316,6 +318,7 @@ __all__ = [
     "header_size",
     "hold",
     "hold_at_once",
+    "hold_version_of",
     "huge_page_bytes",
     "index",
     "lay_out",
@@ -331,6 +334,7 @@ __all__ = [
     "mutable_entry",
     "need_boxes",
     "need_cluster",
+    "need_history",
     "need_mutable",
     "new_page",
     "names_put",

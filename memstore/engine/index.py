@@ -44,6 +44,24 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
     return record.version if record else 0
 
 
+def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
+    """Returns the versions of a key that can be read, the present one last; none if there is no such key.
+
+    `timeout` is for other hosts, of which the present version is all that there is.
+    """
+
+    def read(transaction: Transaction) -> tuple[int, ...]:
+        record = transaction.record(name)
+        kept = tuple([one.version for one in tables.kept_versions(transaction, name)])
+        return kept if record is None else (*kept, record.version)
+
+    found = root.catalog.view(read)
+    if not found and is_served(root):
+        version = version_of(root, name, timeout)
+        found = (version,) if version else ()
+    return found
+
+
 def known_version(root: Root, name: bytes) -> int | None:
     """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)

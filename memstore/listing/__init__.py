@@ -8,7 +8,7 @@ entries     what the catalog says of each entry; keys drawn as a tree
 
 from __future__ import annotations
 
-from memstore.listing.absent import absent, near, no_value, no_values
+from memstore.listing.absent import absent, near, no_value, no_values, version_gone
 from memstore.listing.entries import COLUMNS, KeyTree, ListedEntry, cells, entries, key_tree, value_bytes
 from memstore.listing.keyspace import (
     GLOB,
@@ -58,5 +58,6 @@ __all__ = [
     "tell_of_wait",
     "timeout_of",
     "value_bytes",
+    "version_gone",
     "wanted_of",
 ]

@@ -36,9 +36,11 @@ from memstore._arguments import (
     expected_version,
     expected_versions,
     flag,
+    history_of,
     refused_put,
     seconds_of,
     several,
+    version_number,
 )
 from memstore._info import EntryInfo, Progress, VerifyReport
 from memstore._threads import between_forks
@@ -81,7 +83,9 @@ from memstore.store.values import (
     doubtful_default,
     export,
     get_many,
+    held_one_version,
     held_version,
+    hold_one_version,
     hold_version,
     load_to_copy,
     log_read,
@@ -148,6 +152,8 @@ class Store(Keyspace):
         *,
         dtype: torch.dtype | None = None,
         expect_version: int | None = None,
+        history: int | None = None,
+        history_bytes: int | str | None = None,
         timeout: float | None = None,
     ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or nothing.
@@ -160,6 +166,11 @@ class Store(Keyspace):
                 rounded as by `torch.Tensor.to`. Leaves that share memory still share it if all of them are cast from
                 one dtype; otherwise each dtype is stored separately. None: no cast.
             expect_version: the version that the key must have; 0: it must not exist.
+            history: how many versions of the key stay readable from now on, this one among them, by
+                `get(key, version=v)`; later puts of anybody go on with that. 1: this one alone. None: as the key has
+                it, which is 1 at first.
+            history_bytes: with `history`: how many bytes the replaced versions may take, as a number or text ("8GiB");
+                the oldest go first. None: as many as the store has room for.
             timeout: seconds; None: the store's.
 
         Returns:
@@ -169,7 +180,8 @@ class Store(Keyspace):
             UnsupportedValueError: a leaf can't be stored, or cast; the message names it. Nothing was written.
             TypeError: `dtype` isn't a real floating-point dtype.
             VersionConflictError: the key is at another version than `expect_version`.
-            StoreFullError: no room. Nothing was changed.
+            StoreFullError: no room, also without replaced versions, which go first. Nothing else was changed.
+            CrossHostError: `history`, in a store on several hosts.
         """
         root = self._opened(timeout, writes=True)
         try:
@@ -177,14 +189,23 @@ class Store(Keyspace):
         except InvalidKeyError as error:
             raise refused_put(error, key, value) from None
         expect = None if expect_version is None else expected_version(expect_version)
+        limits = None if history is None and history_bytes is None else history_of(history, history_bytes)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         allow_pickle = self._allow_pickle
         try:
             version = put_one(
-                root, key, name, value, dtype=dtype, expect=expect, allow_pickle=allow_pickle, deadline=deadline
+                root,
+                key,
+                name,
+                value,
+                dtype=dtype,
+                expect=expect,
+                allow_pickle=allow_pickle,
+                deadline=deadline,
+                history=limits,
             )
         except UnsupportedValueError:
-            if not structure.has_shards(value):
+            if limits is not None or not structure.has_shards(value):
                 raise
             return self.put_sharded(key, value, dtype=dtype, expect_version=expect, timeout=timeout)
         self._puts += 1
@@ -266,6 +287,7 @@ class Store(Keyspace):
         strict: bool = True,
         cast: bool = False,
         max_age: float | None = None,
+        version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Returns the value of `key` as it was put: no copy, and copy-on-write.
@@ -288,10 +310,13 @@ class Store(Keyspace):
             max_age: in a store on several hosts: return the version that this process has last seen if that was at
                 most so many seconds ago, without asking its owner. None, or 0: the owner is asked each time. If this
                 host owns the key, a get always returns the current version.
+            version: the version to be read: the current one, or one that was replaced and is kept (`put(history=)`,
+                `versions`). None: the current one.
             timeout: seconds; None: the store's.
 
         Raises:
             KeyNotFoundError: no such key, and no default.
+            VersionGoneError: it has no such `version` any more, or not yet, and no default was given.
             StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
@@ -309,6 +334,8 @@ class Store(Keyspace):
                 out, like, device, dtype, non_blocking, flag("strict", strict), flag("cast", cast)
             )
             lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
+        if version is not None:
+            return self._get_version(key, version_number(version), default, options, deadline, began)
         try:
             held = hold_at_once(root, name)
         except (OSError, MemoryError):
@@ -323,6 +350,29 @@ class Store(Keyspace):
                 return default
         if held is None:
             raise listing.no_value(root, name)
+        self._gets += 1
+        value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        if began:
+            log_read(root, "get", key, held, began)
+        return value
+
+    def _get_version(
+        self,
+        key: str,
+        version: int,
+        default: Any,
+        options: contents.ReadOptions,
+        deadline: float | None,
+        began: float,
+    ) -> Any:
+        """Returns one version of a key, or the default if it has no such version. Errors as `get`."""
+        root, until = self._opened(), self._deadline(None) if deadline is None else deadline
+        if default is NO_DEFAULT or default is ...:
+            held = held_one_version(root, key, version, self._as_opened, until)
+        else:
+            held = hold_one_version(root, key, version, self._as_opened, until)
+        if held is None:
+            return default
         self._gets += 1
         value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
         if began:
@@ -397,7 +447,7 @@ class Store(Keyspace):
             raise
         return Ref(pin(root, key, msgspec.structs.replace(self._as_opened, lease=seconds)))
 
-    def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
+    def view(self, key: str, *, device: torch.device | str | None = None, version: int | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 
         The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. A view of a
@@ -405,6 +455,7 @@ class Store(Keyspace):
 
         Args:
             device: the device to which tensors that are read from the view move; None: that from which they were put.
+            version: the version to be viewed, as in `get`; None: the current one.
 
         Returns:
             The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
@@ -412,6 +463,7 @@ class Store(Keyspace):
 
         Raises:
             KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
             MutableEntryError: the key is that of a replay buffer.
             CrossHostError: the key is that of a dataset, whose rows are on another host.
 
@@ -426,7 +478,11 @@ class Store(Keyspace):
         began = perf_counter() if self._tells else 0.0
         root = self._opened()
         try:
-            held = held_version(root, key, self._as_opened, lazily=True)
+            if version is not None:
+                number, until = version_number(version), self._deadline(None)
+                held = held_one_version(root, key, number, self._as_opened, until)
+            else:
+                held = held_version(root, key, self._as_opened, lazily=True)
         except MutableEntryError:
             held = None  # an error of the dataset's has another cause: it isn't chained to this one
         if held is None:

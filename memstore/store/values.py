@@ -22,6 +22,7 @@ from dataclasses import fields
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import msgspec
 import torch
 
 from memstore import contents, structure
@@ -47,17 +48,19 @@ from memstore.engine import (
     files_of,
     hold,
     hold_at_once,
+    hold_version_of,
     index,
     is_served,
     mutable_entry,
     need_boxes,
+    need_history,
     owner_name,
     plan_bytes,
     put,
     resource_errors,
 )
 from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
-from memstore.listing import UnknownKindError, absent, no_value, no_values, outline
+from memstore.listing import UnknownKindError, absent, no_value, no_values, outline, version_gone
 from memstore.structure import modes
 from memstore.view import view
 
@@ -95,20 +98,27 @@ def put_one(
     allow_pickle: bool,
     deadline: float,
     below: Path = (),
+    history: tuple[int, int] | None = None,
 ) -> int:
     """Puts a value of this process alone, and returns its version. Raises what `Store.put` raises.
 
     Args:
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
+        history: as of `engine.Draft`.
     """
+    if history is not None:
+        need_history(root, deadline)
     limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if expect is not None:
             check_early(root, {key: expect})
+        draft = contents.draft(root, name, flat, limit, expect)
+        if history is not None:
+            draft = msgspec.structs.replace(draft, history=history)
         try:
-            return put(root, [contents.draft(root, name, flat, limit, expect)], deadline)[0]
+            return put(root, [draft], deadline)[0]
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)
 
@@ -228,6 +238,31 @@ def held_version(
     held = hold_version(root, key, name, options, deadline, lazily=lazily)
     if held is None:
         raise no_value(root, name)
+    return held
+
+
+def hold_one_version(root: Root, key: str, version: int, options: PinOptions, deadline: float) -> MappedEntry | None:
+    """Returns a version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
+
+    Args:
+        options, deadline: as of `hold_version`.
+    """
+    name = encode_key(key)
+    if is_served(root):  # the present one is all that there is
+        held = hold_version(root, key, name, options, deadline)
+        return held if held is not None and held.record.version == version else None
+    with resource_errors(root.path, key, root):
+        held = hold_version_of(root, name, version, deadline, may_lock=options.mode != "r")
+    if held is not None and held.record.is_mutable:
+        raise mutable_entry(name, held.record.mutable_kind)
+    return held
+
+
+def held_one_version(root: Root, key: str, version: int, options: PinOptions, deadline: float) -> MappedEntry:
+    """Returns a version of a key as `hold_one_version`. Raises VersionGoneError, KeyNotFoundError."""
+    held = hold_one_version(root, key, version, options, deadline)
+    if held is None:
+        raise version_gone(root, encode_key(key), version)
     return held
 
 

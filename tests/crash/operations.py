@@ -98,6 +98,30 @@ class OnDataset(Operation):
         return "new" if found == new else "old"
 
 
+@dataclass(frozen=True)
+class OnHistory(Operation):
+    """One on the key "a", of which two versions are kept: with the stamps 0 and OLD before it."""
+
+    stamps_after: tuple[int, ...] = (OLD, NEW)
+
+    @property
+    def changes(self) -> bool:
+        return True
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        store.delete("a", missing_ok=True)
+        for stamp in (0, OLD):
+            store.put("a", stamped(stamp, self.before["a"]), history=2)
+        store.gc()
+        return {"a": store.version("a")}
+
+    def outcome(self, store: memstore.Store) -> str:
+        versions = store.versions("a") if "a" in store else ()
+        found = tuple(stamp_of(store.get("a", version=version)) for version in versions)
+        assert found in ((0, OLD), self.stamps_after), f"neither the old ones nor the new ones, but {found}"
+        return "new" if found == self.stamps_after else "old"
+
+
 _ROW = ((1024,), torch.int64)
 
 
@@ -212,6 +236,11 @@ def _fill_up(store: memstore.Store) -> None:
     store.delete("b")
 
 
+def _fill_up_beside(store: memstore.Store) -> None:
+    """To the brim, so that what is kept has to go."""
+    memstore.open(store.root, capacity=store.stats().live_bytes + (1 << 20)).close()
+
+
 _A = {"a": SMALL}
 _MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
 _CROWD = {f"a{number}": SMALL for number in range(8)}
@@ -251,6 +280,21 @@ OPERATIONS: dict[str, Operation] = {
         _pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD
     ),
     "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
+    "keep-inline": OnHistory(_put("a", INLINE), {"a": INLINE}, {"a": INLINE}),
+    "keep-small": OnHistory(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}),
+    "keep-more": OnHistory(
+        lambda store, _: store.put("a", stamped(NEW, SMALL), history=3),
+        {"a": SMALL},
+        {"a": SMALL},
+        stamps_after=(0, OLD, NEW),
+    ),
+    "keep-one": OnHistory(
+        lambda store, _: store.put("a", stamped(NEW, INLINE), history=1), {"a": SMALL}, _A, stamps_after=(NEW,)
+    ),
+    "keep-no-room": OnHistory(
+        _put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, stamps_after=(NEW,)
+    ),
+    "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
     "create-dataset": OnDataset(create_dataset, _A, _A, rows_after=[], may_be_done=True),
     "extend-dataset": OnDataset(extend_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD, NEW, NEW]),
     "seal-dataset": OnDataset(seal_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD], seals=True),
