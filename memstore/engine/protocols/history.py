@@ -94,8 +94,8 @@ def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
     try:
         if stored is not None:
             segments = [extent.segment for extent in tables.read_version(kept.name, stored)[1].segments]
-    except CorruptionError as error:
-        log.warning("version %d of a key is damaged, and its files stay until a repair: %s", kept.version, str(error))
+    except CorruptionError:
+        log.warning("the row of replaced version %d is damaged: its files stay until a repair", kept.version)
     transaction.delete_row(tables.HISTORY, kept.name)
     return segments
 
