@@ -302,7 +302,9 @@ class RankPut:
 _PAGE = 1024  # keys that are read at a time
 _ABSENT: Any = object()
 _FREE = frozenset(("non_blocking", "strict"))  # options of get that say nothing where nothing is copied
-_NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # those that are None to ask for nothing
+_NONE = frozenset(
+    ("out", "like", "device", "dtype", "max_age", "version", "timeout")
+)  # those that are None to ask for nothing
 
 
 def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
@@ -484,6 +486,7 @@ class AsyncStore(Awaits[Store]):
     # --- look ---------------------------------------------------------------------------------------------------------
 
     version = awaited(Store.version)
+    versions = awaited(Store.versions)
     info = awaited(Store.info)
     pending = awaited(Store.pending)
     stats = awaited(Store.stats)

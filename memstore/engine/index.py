@@ -62,6 +62,18 @@ def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
     return found
 
 
+def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
+    """Returns the records of the versions that `versions_of` gives. Raises CorruptionError."""
+
+    def read(transaction: Transaction) -> list[Record]:
+        kept = [tables.kept_record(transaction, name, one.version) for one in tables.kept_versions(transaction, name)]
+        return [record for record in (*kept, transaction.record(name)) if record is not None]
+
+    found = root.catalog.view(read)
+    record = find(root, name, timeout) if not found else None
+    return [record] if record is not None else found
+
+
 def known_version(root: Root, name: bytes) -> int | None:
     """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)

@@ -49,6 +49,8 @@ from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
     Creation,
+    MappedEntry,
+    Pin,
     PinOptions,
     Root,
     RootUse,
@@ -429,14 +431,16 @@ class Store(Keyspace):
             else:
                 return value
 
-    def ref(self, key: str, *, lease: float = DEFAULT_LEASE) -> Ref:
+    def ref(self, key: str, *, lease: float = DEFAULT_LEASE, version: int | None = None) -> Ref:
         """Returns a picklable reference to the current version of `key`, which keeps that version.
 
         Args:
             lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
+            version: another version, as in `get`.
 
         Raises:
             KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
             MutableEntryError: the key is that of a dataset or replay buffer.
         """
         root = self._opened()
@@ -445,7 +449,17 @@ class Store(Keyspace):
         except (TypeError, ValueError):
             encode_key(key)
             raise
-        return Ref(pin(root, key, msgspec.structs.replace(self._as_opened, lease=seconds)))
+        options = msgspec.structs.replace(self._as_opened, lease=seconds)
+        if version is None:
+            return Ref(pin(root, key, options))
+        held = self._held(root, key, version)
+        return Ref(Pin(root, key, held.record, held, options))
+
+    def _held(self, root: Root, key: str, version: int | None, *, lazily: bool = False) -> MappedEntry:
+        """Returns a version of a key; None: the current one. Raises KeyNotFoundError, VersionGoneError."""
+        if version is None:
+            return held_version(root, key, self._as_opened, lazily=lazily)
+        return held_one_version(root, key, version_number(version), self._as_opened, self._deadline(None))
 
     def view(self, key: str, *, device: torch.device | str | None = None, version: int | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
@@ -478,11 +492,7 @@ class Store(Keyspace):
         began = perf_counter() if self._tells else 0.0
         root = self._opened()
         try:
-            if version is not None:
-                number, until = version_number(version), self._deadline(None)
-                held = held_one_version(root, key, number, self._as_opened, until)
-            else:
-                held = held_version(root, key, self._as_opened, lazily=True)
+            held = self._held(root, key, version, lazily=True)
         except MutableEntryError:
             held = None  # an error of the dataset's has another cause: it isn't chained to this one
         if held is None:
@@ -970,6 +980,7 @@ class Store(Keyspace):
         *,
         format: Literal["safetensors", "memmap", "torch"] = "safetensors",
         max_shard_size: int | str | None = None,
+        version: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Writes the value of `key` to files for other programs. They appear at `path` completely, or not at all.
@@ -982,10 +993,12 @@ class Store(Keyspace):
                 `weights_only=False` if the value has numpy arrays or instances of classes.
             max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
                 files with an index if need be.
+            version: the version to be written, as in `get`; None: the current one.
             progress: called with the bytes done and those in all.
 
         Raises:
             KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
             UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder isn't empty.
             StoreFullError, ResourceLimitError: there is no room, or a file may be no larger. Nothing is left.
@@ -997,7 +1010,7 @@ class Store(Keyspace):
         check_progress(progress)
         target, limit = check_export(path, format, max_shard_size)
         root = self._opened()
-        held = held_version(root, key, self._as_opened)
+        held = self._held(root, key, version)
         self._gets += 1
         export(
             root,

@@ -293,9 +293,7 @@ OPERATIONS: dict[str, Operation] = {
     "keep-one": OnHistory(
         lambda store, _: store.put("a", stamped(NEW, INLINE), history=1), {"a": SMALL}, _A, stamps_after=(NEW,)
     ),
-    "keep-no-room": OnHistory(
-        _put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True
-    ),
+    "keep-no-room": OnHistory(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True),
     "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
     "create-dataset": OnDataset(create_dataset, _A, _A, rows_after=[], may_be_done=True),
     "extend-dataset": OnDataset(extend_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD, NEW, NEW]),

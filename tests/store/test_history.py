@@ -74,7 +74,9 @@ def _put(wire: Wire, path: str, kind: str) -> None:
 
 def test_a_version_that_is_gone_says_so(store: memstore.Store, kind: str) -> None:
     versions = put_all(store, kind, range(4), history=2)
-    with pytest.raises(VersionGoneError, match=f"'k' has no version {versions[0]}: it has 2, .* {versions[-1]}: put") as raised:
+    with pytest.raises(
+        VersionGoneError, match=f"'k' has no version {versions[0]}: it has 2, .* {versions[-1]}: put"
+    ) as raised:
         store.get("k", version=versions[0])
     assert raised.value.key == "k"
     for call in (store.get, store.view):
@@ -167,7 +169,10 @@ def test_a_held_version_never_changes(store: memstore.Store, kind: str) -> None:
 
 def test_no_version_is_expected_but_the_present_one(store: memstore.Store) -> None:
     versions = put_all(store, "segment", range(3), history=3)
-    for call in (lambda: store.put("k", 1, expect_version=versions[0]), lambda: store.delete("k", expect_version=versions[1])):
+    for call in (
+        lambda: store.put("k", 1, expect_version=versions[0]),
+        lambda: store.delete("k", expect_version=versions[1]),
+    ):
         with pytest.raises(memstore.VersionConflictError):
             call()
     assert store.wait("k", newer_than=versions[1]) == versions[2]

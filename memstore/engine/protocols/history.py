@@ -106,9 +106,7 @@ def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
 _TRIES = 3
 
 
-def hold_version_of(
-    root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool
-) -> MappedEntry | None:
+def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool) -> MappedEntry | None:
     """Maps one version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
 
     Raises CorruptionError; NotAStoreError; StoreTimeoutError.

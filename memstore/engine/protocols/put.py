@@ -243,9 +243,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
 
     if checksums is not None:
         content = msgspec.structs.replace(content, checksums=checksums)
-    return Change(
-        draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history
-    )
+    return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history)
 
 
 def fill_and_publish(

@@ -37,7 +37,14 @@ from memstore.engine import syscalls
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem, lockers_of
 from memstore.engine.sync.primitives import describe_thread
-from memstore.errors import CrossHostError, FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
+from memstore.errors import (
+    CrossHostError,
+    FormatVersionError,
+    NotAStoreError,
+    NotServedError,
+    PermissionDeniedError,
+    StoreTimeoutError,
+)
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
