@@ -1,4 +1,5 @@
-"""Commands about keys: `ls`, `tree` and `watch` list them, `info` and `versions` show one, `rm` deletes and `cp` copies some.
+"""Commands about keys: `ls`, `tree` and `watch` list them, `info` and `versions` show one, `rm` deletes and `cp` copies
+some.
 
 `abort` gives up a sharded put that waits for other ranks.
 """

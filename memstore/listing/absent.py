@@ -79,9 +79,7 @@ def version_gone(root: Root, name: bytes, version: int) -> VersionGoneError | Ke
     if version > found[-1]:
         why = f"it is at version {found[-1]} yet: wait({key!r}, newer_than={version - 1}) waits for a newer one"
     elif len(found) == 1:
-        why = (
-            f"version {found[0]} is all that it has: put(history=n) keeps the last n from then on, and a ref keeps one"
-        )
+        why = f"version {found[0]} is all that it has: put(history=n) keeps the last n from then on, a ref keeps one"
     else:
         shown = ", ".join(map(str, found[-_SHOWN:]))
         why = f"it has {len(found):,}, of which the last are {shown}: put(history=n) says how many stay"

@@ -1,4 +1,4 @@
-"""Replaced versions that are kept, in a damaged store: they stay what they are, and never come in place of the present one."""
+"""Replaced versions that are kept, in a damaged store: they never come in place of the present one."""
 
 from __future__ import annotations
 

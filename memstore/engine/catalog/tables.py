@@ -320,7 +320,7 @@ class Transaction(msgspec.Struct, eq=False):
         return found
 
     def names_with(self, table: str, prefix: bytes, limit: int) -> list[bytes]:
-        """Returns up to `limit` keys of an optional table that start with `prefix`, in order; their values are not read."""
+        """Returns up to `limit` keys of an optional table that start with `prefix`, in order. Reads no values."""
         found: list[bytes] = []
         if table not in self._tables:
             return found

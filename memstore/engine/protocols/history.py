@@ -10,8 +10,8 @@ without them pays nothing: it reads the record that it replaces anyway.
 2. The files of a version that is kept stay as they are: their rows say *live*. But their headers say *retired*, as
    those of all that was replaced (step 4 of `put.py`; after a kill, `recovery.py`). So a repair without a catalog never
    takes a replaced version for the present one.
-3. A get of a version (`hold_version_of`) reads its row, and maps its files by the put id in their headers, as a reference
-   does. If a file is another put's by then, the version went meanwhile, and the row is gone too.
+3. A get of a version (`hold_version_of`) reads its row, and maps its files by the put id in their headers, as a
+   reference does. If a file is another put's by then, the version went meanwhile, and the row is gone too.
 4. A delete takes all versions of its key out. Where there is no room for a put, the oldest versions of all keys go
    first (`drop_oldest`), before the put fails.
 
@@ -123,12 +123,12 @@ def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, ma
             record = root.catalog.view(find)
             return record, None if record is None else map_entry(root, key, record)
 
-    for _ in range(_TRIES):
-        record, held = try_once()
+    record, held = try_once()
+    for number in range(_TRIES):
         if record is None or held is not None:
             return held
-    if may_lock:  # nobody takes it out under the mutex
-        record, held = root.mutex.run(try_once, deadline)
+        is_last = number == _TRIES - 1  # nobody takes it out under the mutex
+        record, held = root.mutex.run(try_once, deadline) if may_lock and is_last else try_once()
     if record is None or held is not None:
         return held
     raise damaged_entry(root, key, record)

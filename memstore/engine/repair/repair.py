@@ -21,10 +21,11 @@ Versions and numbers go on 2**32 above all that was seen.
 
 The rules of the choice: A sound catalog is the truth. Of a damaged one, each row that fits its checksum counts, and
 files that say live stand for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of
-the host, left half published doesn't count, unless a row confirms it. Replaced versions that are kept
-stay beside the present one, if rows have them; their headers say retired, so they never come in its place. A catalog that is whole, and older than its files
-(see `protocols/recovery.py`), counts as a damaged one; there a header that says retired is believed. A sharded entry
-has several segments, and is kept, or made of their headers (`merged`), only if all of them are there. Parts that waited
+the host, left half published doesn't count, unless a row confirms it. Replaced versions that are kept stay beside the
+present one, if rows have them; their headers say retired, so they never come in its place. A catalog that is whole, and
+older than its files (see `protocols/recovery.py`), counts as a damaged one; there a header that says retired is
+believed. A sharded entry has several segments, and is kept, or made of their headers (`merged`), only if all of them
+are there. Parts that waited
 for others are none: nobody is left who would bring these.
 
 Of a store that is served as a member of a cluster, rows that name segments for other hosts count as records do: what is

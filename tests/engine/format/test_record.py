@@ -49,7 +49,7 @@ def test_a_record_comes_back(key: bytes, record: Record) -> None:
 def test_a_large_record_is_written_as_a_small_one(
     key: bytes, record: Record, nbytes: int, hosts: tuple[bytes, ...] | None, history: tuple[int, int] | None
 ) -> None:
-    """It is put together in place, and the bytes are the same: an array of 15 fields, 16 with hosts, 17 with history."""
+    """It is put together in place, and the bytes are the same: an array of 15 fields, of 16 with hosts, or of 17."""
     record = msgspec.structs.replace(record, inline=bytes(nbytes), hosts=hosts, history=history)
     body = msgspec.msgpack.encode(record)
     if history is None:
