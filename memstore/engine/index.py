@@ -55,6 +55,7 @@ def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
         kept = tuple([one.version for one in tables.kept_versions(transaction, name)])
         return kept if record is None else (*kept, record.version)
 
+    root.catalog.open_optional()
     found = root.catalog.view(read)
     if not found and is_served(root):
         version = version_of(root, name, timeout)
@@ -69,6 +70,7 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
         kept = [tables.kept_record(transaction, name, one.version) for one in tables.kept_versions(transaction, name)]
         return [record for record in (*kept, transaction.record(name)) if record is not None]
 
+    root.catalog.open_optional()
     found = root.catalog.view(read)
     record = find(root, name, timeout) if not found else None
     return [record] if record is not None else found

@@ -123,6 +123,7 @@ def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, ma
             record = root.catalog.view(find)
             return record, None if record is None else map_entry(root, key, record)
 
+    root.catalog.open_optional()
     record, held = try_once()
     for number in range(_TRIES):
         if record is None or held is not None:
