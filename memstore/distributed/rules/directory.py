@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, is_pending
+from memstore.distributed.rules.recovery import NotRecovered, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -694,6 +694,8 @@ def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
             mine.append((row, kept))
+        elif is_outdated(row, kept.of):
+            continue
         elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
     while mine:

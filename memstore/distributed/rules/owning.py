@@ -312,7 +312,10 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     if refused is not None:
         return refused
     keepers = () if request.keeper is None else (request.keeper,)
-    return keep_answer(tables, request.call, strange or apply(tables, standing, request.changes, keepers))
+    answer = strange or apply(tables, standing, request.changes, keepers)
+    if isinstance(answer, Committed) and request.keeper is not None:
+        answer = Committed(answer.versions, tuple(due(tables, keys).get(request.keeper, ())))
+    return keep_answer(tables, request.call, answer)
 
 
 def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:

@@ -23,7 +23,7 @@ Of a store that is served to other hosts, as far as the engine has to know them:
 here, see memstore/distributed/catalog. A segment that a row of `lent` or `copies` names is live, as one that an entry
 names. A group is the text of a key before its first "/", which may be empty; its row's key is "=" and the group.
 
-    cluster    "cluster" -> who the members are, and where this host stands among them; "granted", "mirrored"
+    cluster    "cluster" -> the members, and where this host stands among them; "granted", "mirrored", "promised"
     sessions   session (8 bytes) -> nothing
     calls      session | lane (1 byte) -> the last call of the lane, with its answer
     owed       host (16 bytes) | put id (8) -> segment (8): nobody needs it any more, and its host is to be told
@@ -691,7 +691,7 @@ def _version_of(name: bytes) -> KeptVersion:
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
 BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST = SERVED[12:]
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
-MEMBERS, GRANTED, MIRRORED = b"cluster", b"granted", b"mirrored"  # the keys of the rows of `cluster`
+MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`
 _HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes
 
 
