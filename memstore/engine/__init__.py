@@ -101,7 +101,7 @@ from memstore.engine.opening import (
     open_root,
     remove_unused,
 )
-from memstore.engine.pin import Pin, PinOptions, pack, unpack
+from memstore.engine.pin import HeldVersion, PinOptions, pack, unpack
 from memstore.engine.protocols import attempts
 from memstore.engine.protocols.attempts import (
     AttemptFailure,
@@ -265,7 +265,7 @@ __all__ = [
     "PREPARED",
     "PendingPart",
     "Path",
-    "Pin",
+    "HeldVersion",
     "PinOptions",
     "ReadOnlyTransaction",
     "Record",

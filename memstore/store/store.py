@@ -49,8 +49,8 @@ from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
     Creation,
+    HeldVersion,
     MappedEntry,
-    Pin,
     PinOptions,
     Root,
     RootUse,
@@ -453,7 +453,7 @@ class Store(Keyspace):
         if version is None:
             return Ref(pin(root, key, options))
         held = self._held(root, key, version)
-        return Ref(Pin(root, key, held.record, held, options))
+        return Ref(HeldVersion(root, key, held.record, held, options))
 
     def _held(self, root: Root, key: str, version: int | None, *, lazily: bool = False) -> MappedEntry:
         """Returns a version of a key; None: the current one. Raises KeyNotFoundError, VersionGoneError."""

@@ -36,9 +36,9 @@ from memstore.engine import (
     CatalogCrowded,
     Content,
     Draft,
+    HeldVersion,
     MappedEntry,
     Path,
-    Pin,
     PinOptions,
     Record,
     Root,
@@ -266,10 +266,12 @@ def held_one_version(root: Root, key: str, version: int, options: PinOptions, de
     return held
 
 
-def pin(root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False) -> Pin:
+def pin(
+    root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False
+) -> HeldVersion:
     """Pins the current version of a key. Arguments and errors as of `held_version`."""
     held = held_version(root, key, options, deadline, lazily=lazily)
-    return Pin(root, key, held.record, held, options)
+    return HeldVersion(root, key, held.record, held, options)
 
 
 def get_many(root: Root, keys: Iterable[str], options: PinOptions, deadline: float, began: float) -> dict[str, Any]:
@@ -448,7 +450,7 @@ class Ref:
 
     __slots__ = ("__weakref__", "_pin", "key", "root", "version")
 
-    def __init__(self, pin: Pin) -> None:
+    def __init__(self, pin: HeldVersion) -> None:
         self._pin = pin
         self.key, self.version, self.root = pin.key, pin.record.version, pin.root.path
 
