@@ -141,7 +141,7 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.history import hold_version_of
+from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, take_pin
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put, retry_after_sweep
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
@@ -161,7 +161,7 @@ from memstore.engine.repair.salvage import FoundPart
 from memstore.engine.repair.verify import verify_store
 from memstore.engine.root.filesystem import filesystem_name, is_in_memory, lock_holders
 from memstore.engine.root.folder import DOORBELL, absolute_path, create_file, has_settings
-from memstore.engine.root.roots import Root, RootUse, close_root, reopen_root
+from memstore.engine.root.roots import Root, RootUse, close_root, reopen_root, use_root
 from memstore.engine.root.shared import segments_of, state_folder, storage_error, wait_for_storage
 from memstore.engine.root.storage import mapped_size
 from memstore.engine.sync.pages import CONTROL_SIZE, SPARE_AT, check_page, new_page
@@ -307,6 +307,7 @@ __all__ = [
     "encode_extents",
     "encode_mutable",
     "end_of",
+    "end_pin",
     "ended",
     "file_offsets",
     "files_of",
@@ -366,12 +367,15 @@ __all__ = [
     "storage_error",
     "stores_of_machine",
     "split_header",
+    "TakenPin",
     "sweep_all",
     "sweep_if_due",
     "sync_rows",
     "syscalls",
+    "take_pin",
     "to_explain",
     "unpack",
+    "use_root",
     "verify_store",
     "wait_for_storage",
     "version_of_outcome",

@@ -1,4 +1,4 @@
-"""Pins: one version of a key that stays readable as long as a HeldVersion of it lives, and on its way to another process.
+"""Held versions: one that stays readable as long as its HeldVersion lives, and on its way to another process.
 
 1. In a process, the mapping that the pin refers to keeps the segment's lock, so nobody reuses or removes the file.
 2. To pickle a pin of a segment takes a lease, which keeps the version until its receiver is there.

@@ -60,6 +60,7 @@ from memstore.engine import (
     is_served,
     open_root,
     resource_errors,
+    take_pin,
     verify_store,
 )
 from memstore.errors import (
@@ -77,6 +78,7 @@ from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tre
 from memstore.store.values import (
     NO_DEFAULT,
     NOT_NOW,
+    Pin,
     Ref,
     as_items,
     attach_files,
@@ -454,6 +456,45 @@ class Store(Keyspace):
             return Ref(pin(root, key, options))
         held = self._held(root, key, version)
         return Ref(HeldVersion(root, key, held.record, held, options))
+
+    def pin(self, key: str, *, version: int | None = None, timeout: float | None = None) -> Pin:
+        """Pins a version of `key`: everybody can read it by `get(key, version=v)` as long as this process has the pin.
+
+        Whatever others put, delete or clear, it stays, and doesn't go where the store is full. A pin ends when it is
+        closed, when nothing refers to it any more, or with its process, however that ends.
+
+        Args:
+            key: the key.
+            version: the version to be pinned, as in `get`; None: the current one.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            A `Pin`, which is a context manager.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
+            MutableEntryError: the key is that of a dataset or replay buffer.
+            CrossHostError: in a store on several hosts.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("policy", "first")
+            ...     with store.pin("policy") as pin:
+            ...         newer = store.put("policy", "second")
+            ...         store.get("policy", version=pin.version)
+            ...     store.versions("policy") == (newer,)
+            'first'
+            True
+        """
+        root, name = self._opened(timeout, writes=True), encode_key(key)
+        wanted = None if version is None else version_number(version)
+        with resource_errors(self.root, key, root):
+            taken = take_pin(root, name, wanted, self._deadline(timeout))
+        if taken is None:
+            raise listing.no_value(root, name) if wanted is None else listing.version_gone(root, name, wanted)
+        return Pin(root, taken, self._timeout)
 
     def _held(self, root: Root, key: str, version: int | None, *, lazily: bool = False) -> MappedEntry:
         """Returns a version of a key; None: the current one. Raises KeyNotFoundError, VersionGoneError."""

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import msgspec
 import torch
@@ -42,9 +42,11 @@ from memstore.engine import (
     PinOptions,
     Record,
     Root,
+    TakenPin,
     at_each_owner,
     check_version,
     deadline_after,
+    end_pin,
     files_of,
     hold,
     hold_at_once,
@@ -58,6 +60,7 @@ from memstore.engine import (
     plan_bytes,
     put,
     resource_errors,
+    use_root,
 )
 from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
 from memstore.listing import UnknownKindError, absent, no_value, no_values, outline, version_gone
@@ -65,6 +68,8 @@ from memstore.structure import modes
 from memstore.view import view
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from memstore.formats import Format
 
 log = logging.getLogger("memstore")
@@ -513,6 +518,51 @@ def _unknown_option(options: dict[str, Any]) -> TypeError | None:
         return None
     takes = ", ".join(("default", *_OPTIONS, *_OF_ANY_VERSION))
     return TypeError(f"Ref.get() got an unexpected keyword argument {unknown[0]!r}: it takes {takes}")
+
+
+class Pin:
+    """A pin of a version: it stays readable for everybody as long as this process has the pin. Made by `Store.pin`.
+
+    It is a context manager, and ends with `close`, with this process, or when nothing refers to it any more. It can't
+    be pickled, and a forked child doesn't have it.
+
+    Attributes:
+        key: the key.
+        version: the version of the key that is pinned.
+        root: the folder of the store, as a path.
+    """
+
+    __slots__ = ("__weakref__", "_pin", "_timeout", "_use", "key", "root", "version")
+
+    def __init__(self, root: Root, taken: TakenPin, timeout: float) -> None:
+        self._use, self._pin, self._timeout = use_root(root), taken, timeout
+        self.key, self.version, self.root = taken.row.key.decode(), taken.row.version, root.path
+
+    def close(self) -> None:
+        """Ends the pin; the version goes if it was replaced, and only the pin kept it. May be called again.
+
+        Raises:
+            StoreTimeoutError: another process held the store's mutex. The pin holds still.
+        """
+        if self._pin.file.fd >= 0:  # it is closed in a forked child
+            with resource_errors(self.root, self.key):
+                end_pin(self._use.root, self._pin, deadline_after(self._timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a pin is its process's own: send store.ref({self.key!r}, version={self.version}), or the version, which "
+            "the receiver gets or pins by itself while this pin holds"
+        )
+
+    def __repr__(self) -> str:
+        state = "" if self._pin.file.fd >= 0 else " (closed)"
+        return f"<memstore.Pin {self.key!r} version {self.version} in {self.root}{state}>"
 
 
 _WHERE = {"inline": "in the catalog", "segment": "in its file", "sharded": "in files of ranks", "adopted": "attached"}

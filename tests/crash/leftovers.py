@@ -35,6 +35,7 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
                 transaction.counters(),
             )
         )
+        pins = root.catalog.view(tables.pins_of)
         records = [*(root.catalog.read(key) for key in keys), *root.catalog.view(kept_records)]
     totals: dict[int, int] = dict.fromkeys((LIVE, RETIRED, FILLING), 0)
     for row in rows.values():
@@ -52,6 +53,7 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     found += [f"a file of nobody: {name}" for name in sorted(present - expected)]
     found += [f"a missing file: {name}" for name in sorted(expected - present)]
     found += [f"a filling row: {row}" for row in filling]
+    found += [f"a pin: {pin}" for pin in pins]
     found += [f"a retired row: {row}" for row in {*retired} - kept]
     found += [f"a held row: {row}" for row in held if row[1] not in kept]
     found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live - kept)]

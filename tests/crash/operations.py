@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from typing import cast
 
 import torch
 
@@ -238,6 +239,12 @@ def _fill_up(store: memstore.Store) -> None:
     store.delete("b")
 
 
+def _pin_and_put(store: memstore.Store) -> memstore.Pin:
+    pin = store.pin("a")
+    store.put("a", stamped(OLD, SMALL))
+    return pin
+
+
 def _fill_up_beside(store: memstore.Store) -> None:
     """To the brim, so that what is kept has to go."""
     memstore.open(store.root, capacity=store.stats().live_bytes + (1 << 20)).close()
@@ -295,6 +302,9 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "keep-no-room": OnHistory(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True),
     "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
+    "pin": Operation(lambda store, _: store.pin("a"), _A, _A, new=OLD),
+    "overwrite-pinned": Operation(_put("a", SMALL), _A, _A, prepare=lambda store: store.pin("a")),
+    "end-pin": Operation(lambda _, pin: cast(memstore.Pin, pin).close(), _A, _A, prepare=_pin_and_put, new=OLD),
     "create-dataset": OnDataset(create_dataset, _A, _A, rows_after=[], may_be_done=True),
     "extend-dataset": OnDataset(extend_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD, NEW, NEW]),
     "seal-dataset": OnDataset(seal_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD], seals=True),

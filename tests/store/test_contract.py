@@ -30,6 +30,7 @@ SIGNATURES = {
     "Store.info": "self, key",
     "Store.wait": "self, key, *, newer_than=0, timeout=None",
     "Store.ref": "self, key, *, lease=60.0, version=None",
+    "Store.pin": "self, key, *, version=None, timeout=None",
     "Store.stats": "self",
     "Store.gc": "self, *, timeout=None",
     "Store.close": "self",

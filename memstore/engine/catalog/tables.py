@@ -674,6 +674,51 @@ def is_of_history(transaction: Transaction, segment: int, row: SegmentRow) -> bo
     return False
 
 
+class PinRow(msgspec.Struct, frozen=True, array_like=True):
+    """A pin of a version, as its row says it. The number, which the row's name has too, is that of a byte to lock."""
+
+    key: bytes
+    version: int
+    number: int
+    pid: int
+
+
+_decode_pin = msgspec.msgpack.Decoder(PinRow).decode
+
+
+def put_pin(transaction: Transaction, pin: PinRow) -> None:
+    name = _name_of_pin(pin)
+    transaction.put_row(PINS, name, with_checksum(name, _encode(pin)))
+
+
+def delete_pin(transaction: Transaction, pin: PinRow) -> None:
+    transaction.delete_row(PINS, _name_of_pin(pin))
+
+
+def pins_of(transaction: Transaction, key: bytes | None = None) -> list[PinRow]:
+    """Returns the pins of a key, or all, whether their processes live or not. A verify reports damaged rows."""
+    found: list[PinRow] = []
+    for name, stored in transaction.rows_with(PINS, b"" if key is None else _name_digest(key), _MOST_ROWS):
+        with contextlib.suppress(CorruptionError):
+            found.append(read_pin(name, stored))
+    return found
+
+
+def read_pin(name: bytes, stored: bytes) -> PinRow:
+    """Raises CorruptionError unless it is what was written under that name."""
+    try:
+        pin = _decode_pin(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's pins can't be read: {error}") from None
+    if name != _name_of_pin(pin):
+        raise CorruptionError("a row of the catalog's pins stands under another's name")
+    return pin
+
+
+def _name_of_pin(pin: PinRow) -> bytes:
+    return _name_digest(pin.key) + pack_number(pin.version) + pack_number(pin.number)
+
+
 def _name_of_version(key: bytes, record: Record) -> bytes:
     return _name_digest(key) + pack_number(record.version) + pack_number(record.held_bytes)
 

@@ -12,8 +12,14 @@ without them pays nothing: it reads the record that it replaces anyway.
    takes a replaced version for the present one.
 3. A get of a version (`hold_version_of`) reads its row, and maps its files by the put id in their headers, as a
    reference does. If a file is another put's by then, the version went meanwhile, and the row is gone too.
-4. A delete takes all versions of its key out. Where there is no room for a put, the oldest versions of all keys go
-   first (`drop_oldest`), before the put fails.
+4. A delete takes all versions of its key out, but for pinned ones. Where there is no room for a put, the oldest
+   versions of all keys go (`drop_oldest`), before the put fails.
+
+A *pin* keeps one version, whatever is put, deleted or lacking. It is a row in the table `pins`, and a byte of the
+doorbell's file that its process has locked: so the kernel ends it with the process. Who is about to take a version out
+looks for its pins, and whether their bytes are still locked (`pinned_versions`). To pin a present version, its record
+is given a history of one version, if it has none: so whoever replaces it looks. A pin that is closed takes the version
+out that was kept for its sake alone; of a dead one, the next put of the key does, `gc`, or a put that finds no room.
 
 The names of the rows have version and size, so what goes is decided without reading a record.
 """
@@ -21,17 +27,22 @@ The names of the rows have version and size, so what goes is decided without rea
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from memstore.engine import syscalls
 from memstore.engine.catalog import tables
-from memstore.engine.catalog.tables import KeptVersion, Transaction
+from memstore.engine.catalog.tables import KeptVersion, PinRow, Transaction
+from memstore.engine.files.mapping import LockFile
 from memstore.engine.format.records import Record
+from memstore.engine.protocols.change import mutable_entry, need_history
 from memstore.engine.protocols.elsewhere import MappedEntry
 from memstore.engine.protocols.get import damaged_entry, map_entry
 from memstore.engine.protocols.reuse import retire_live
+from memstore.engine.root.folder import DOORBELL
 from memstore.engine.root.roots import Root
 from memstore.errors import CorruptionError
 
@@ -52,8 +63,10 @@ class Kept(NamedTuple):
     has_more: bool
 
 
-def keep_replaced(transaction: Transaction, key: bytes, old: Record, limits: tuple[int, int] | None) -> Kept:
-    """Keeps the version that is replaced, as far as the limits let it, and takes out what is beyond them.
+def keep_replaced(
+    root: Root, transaction: Transaction, key: bytes, old: Record, limits: tuple[int, int] | None
+) -> Kept:
+    """Keeps the version that is replaced, as far as limits and pins say so, and takes out what is beyond them.
 
     Args:
         limits: as of `Record.history`; None: the key is deleted.
@@ -61,13 +74,30 @@ def keep_replaced(transaction: Transaction, key: bytes, old: Record, limits: tup
     most, most_bytes = limits or (1, 0)
     replaced = KeptVersion(b"", old.version, old.held_bytes)
     versions = [*tables.kept_versions(transaction, key), replaced]
-    within = count_within(versions, most - 1, most_bytes)
+    beyond = _beyond(root, transaction, key, versions, most, most_bytes)
     gone: list[int] = []
-    for one in versions[: len(versions) - within]:
+    for one in beyond:
         gone += take_out(transaction, one) if one.name else [extent.segment for extent in old.segments]
-    if within:
+    if replaced not in beyond:
         tables.put_version(transaction, key, old)
-    return Kept(gone, within > 0)
+    return Kept(gone, len(beyond) < len(versions))
+
+
+def trim(root: Root, transaction: Transaction, key: bytes, limits: tuple[int, int]) -> list[int]:
+    """Takes out the replaced versions that are beyond the limits, and that nobody pins. Returns their segments."""
+    beyond = _beyond(root, transaction, key, tables.kept_versions(transaction, key), *limits)
+    return [segment for one in beyond for segment in take_out(transaction, one)]
+
+
+def _beyond(
+    root: Root, transaction: Transaction, key: bytes, versions: list[KeptVersion], most: int, most_bytes: int
+) -> list[KeptVersion]:
+    beyond = versions[: len(versions) - count_within(versions, most - 1, most_bytes)]
+    pins = tables.pins_of(transaction, key) if beyond else []
+    if pins:
+        pinned = pinned_versions(root, transaction, pins)
+        beyond = [one for one in beyond if one.version not in pinned]
+    return beyond
 
 
 def with_history(record: Record, limits: tuple[int, int], kept: Kept | None) -> Record:
@@ -135,6 +165,112 @@ def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, ma
     raise damaged_entry(root, key, record)
 
 
+# --- pins ------------------------------------------------------------------------------------------------------------
+
+
+_FIRST_BYTE = 5 << 60  # of the doorbell's file: behind all that processes lock there which fetch from other hosts
+
+
+class TakenPin(NamedTuple):
+    """A pin of this process. It holds as long as the file is open: a forked child closes its copy at once."""
+
+    row: PinRow
+    file: LockFile
+
+
+def take_pin(root: Root, key: bytes, version: int | None, deadline: float) -> TakenPin | None:
+    """Pins a version of a key; None: the present one. Returns None if there is no such version.
+
+    Raises CrossHostError, MutableEntryError; StoreTimeoutError, StoreFullError.
+    """
+    need_history(root, deadline)
+    return root.mutex.run(_take_pin, deadline, root, key, version)
+
+
+def _take_pin(root: Root, key: bytes, version: int | None) -> TakenPin | None:
+    def pin(transaction: Transaction) -> PinRow | None:
+        record, counters = transaction.record(key), transaction.counters()
+        if record is not None and record.is_mutable:
+            raise mutable_entry(key, record.mutable_kind)
+        if record is not None and version in (None, record.version):
+            if record.history is None:  # so that who replaces it looks for pins
+                transaction.put_record(key, msgspec.structs.replace(record, history=(1, 0)))
+            found = record.version
+        elif version is not None and tables.kept_record(transaction, key, version) is not None:
+            found = version
+        else:
+            return None
+        counters.number += 1
+        row = PinRow(key, found, counters.number, os.getpid())
+        syscalls.lock_byte(file.fd, _FIRST_BYTE + row.number)  # numbers never repeat, so nobody has it
+        tables.put_pin(transaction, row)
+        transaction.put_counters(counters)
+        return row
+
+    root.glance()
+    with root.guard:
+        file = LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR)
+        row = root.catalog.update(pin)
+    return None if row is None else TakenPin(row, file)
+
+
+def end_pin(root: Root, pin: TakenPin, deadline: float) -> None:
+    """Ends a pin of this process. A version that is kept for its sake alone goes."""
+    if pin.file.fd >= 0:
+        root.mutex.run(_end_pins, deadline, root, pin)
+        pin.file.close()
+
+
+def end_dead_pins(root: Root, deadline: float) -> None:
+    """Ends the pins of processes that are dead, or have dropped them."""
+    if root.catalog.view(lambda transaction: transaction.count(tables.PINS)):
+        root.mutex.run(_end_pins, deadline, root, None)
+
+
+def _end_pins(root: Root, ended: TakenPin | None) -> None:
+    """Ends one pin, or all dead ones, and takes out what is kept for their sake alone."""
+
+    def end(transaction: Transaction) -> None:
+        counters = transaction.counters()
+        before = counters.live
+        if ended is not None:
+            keys = {ended.row.key}
+            tables.delete_pin(transaction, ended.row)
+        else:
+            rows = tables.pins_of(transaction)
+            pinned_versions(root, transaction, rows)
+            keys = {row.key for row in rows}
+        for key in keys:
+            record = transaction.record(key)
+            limits = record.history if record is not None else None
+            for segment in trim(root, transaction, key, limits or (1, 0)):
+                retire_live(transaction, counters, segment)
+        if counters.live != before:
+            transaction.put_counters(counters)
+
+    with root.guard:
+        root.catalog.update(end, is_delete=True)
+
+
+def pinned_versions(root: Root, transaction: Transaction, pins: Sequence[PinRow]) -> frozenset[int]:
+    """Returns the versions of these pins whose holders live, and drops the rows of the others.
+
+    A version is that of one key alone. Call it under the mutex: nobody else tries these locks then.
+    """
+    if not pins:
+        return frozenset()
+    living: set[int] = set()
+    with LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR) as file:
+        for pin in pins:
+            at = _FIRST_BYTE + pin.number
+            if syscalls.lock_byte(file.fd, at):
+                syscalls.unlock_byte(file.fd, at)
+                tables.delete_pin(transaction, pin)
+            else:
+                living.add(pin.version)
+    return frozenset(living)
+
+
 # --- no room ---------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +281,9 @@ def drop_oldest(root: Root, needed: int, deadline: float) -> bool:
 
 def _drop_oldest(root: Root, needed: int) -> bool:
     def drop(transaction: Transaction) -> bool:
-        kept = sorted(tables.kept_versions(transaction), key=lambda one: one.version)
+        pinned = pinned_versions(root, transaction, tables.pins_of(transaction))
+        kept = [one for one in tables.kept_versions(transaction) if one.version not in pinned]
+        kept.sort(key=lambda one: one.version)
         total = sum(one.nbytes for one in kept)
         wanted = max(needed, total // _SHARE)
         counters, dropped = transaction.counters(), 0

@@ -494,7 +494,7 @@ def _commit_inline_locked(
         segments = marked = replaced.segments
         old = replaced.record
         if old is not None and old.history is not None:
-            kept = keep_replaced(transaction, key, old, old.history)
+            kept = keep_replaced(root, transaction, key, old, old.history)
             transaction.put_record(key, with_history(record, old.history, kept))
             segments, marked = kept.gone, [extent.segment for extent in old.segments]
         elif old is not None:
@@ -552,7 +552,7 @@ def _write_changes(
             history = old.history
         kept = None
         if old is not None and (history is not None or old.history is not None):
-            kept = keep_replaced(transaction, change.key, old, history)
+            kept = keep_replaced(root, transaction, change.key, old, history)
         if change.content is not None:
             for segment in change.segments:
                 transaction.put_segment(segment.segment, SegmentRow(change.key, segment.put_id, LIVE, segment.size))

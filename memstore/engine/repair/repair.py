@@ -72,6 +72,7 @@ from memstore.engine.format.records import (
     SegmentRow,
     encode_extents,
 )
+from memstore.engine.protocols.history import count_within
 from memstore.engine.repair.salvage import (
     MergeFound,
     OldCatalog,
@@ -504,11 +505,18 @@ class Choice:
         published = [file for file in self._ours() if self._is_published(file) and file.segment not in replaced]
         for files in by_version(published):
             self._consider(files)
-        # versions that were replaced, and are kept beside the present one
-        for (key, version), record in self.old.replaced.items():
+        # versions that were replaced, and are kept beside the present one: all pins are over
+        older: dict[bytes, list[Record]] = {}
+        for key, version in sorted(self.old.replaced):
+            record = self.old.replaced[key, version]
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None and key in self.entries and version < self.entries[key].version:
-                self.replaced[key, version] = kept
+                older.setdefault(key, []).append(kept)
+        for key, records in older.items():
+            most, most_bytes = self.entries[key].history or (1, 0)
+            versions = [tables.KeptVersion(b"", one.version, one.held_bytes) for one in records]
+            for one in records[len(records) - count_within(versions, most - 1, most_bytes) :]:
+                self.replaced[key, one.version] = one
         # what the store keeps as a member of a cluster
         if self.is_served:
             used = self._used_here()

@@ -308,7 +308,7 @@ class _CatalogWalk:
             elif table == tables.HISTORY:
                 self._look_at_version(*tables.read_version(key, value))
             elif table == tables.PINS:
-                checked(key, value)
+                tables.read_pin(key, value)
             elif table in SERVED:
                 self._look_at_served(table, key, value)
             elif table != tables.CONTENTS:  # these are read with their parts
