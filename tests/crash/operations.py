@@ -302,7 +302,7 @@ OPERATIONS: dict[str, Operation] = {
     ),
     "keep-no-room": OnHistory(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True),
     "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
-    "pin": Operation(lambda store, _: store.pin("a"), _A, _A, new=OLD),
+    "pin": Operation(lambda store, _: store.pin("a"), _A, _A, prepare=lambda store: store.pin("a").close(), new=OLD),
     "overwrite-pinned": Operation(_put("a", SMALL), _A, _A, prepare=lambda store: store.pin("a")),
     "end-pin": Operation(lambda _, pin: cast(memstore.Pin, pin).close(), _A, _A, prepare=_pin_and_put, new=OLD),
     "create-dataset": OnDataset(create_dataset, _A, _A, rows_after=[], may_be_done=True),
