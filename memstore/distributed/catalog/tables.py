@@ -37,6 +37,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Remembered,
     Standing,
     dispose,
     passing_over,
@@ -72,6 +73,7 @@ _A_PAGE = 1024  # rows
 _LANES = 256
 _LANE = 1  # byte
 _DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
+_LATEST = (1 << 63) - 1  # an epoch that never comes
 _LENT_VERSION = 0  # in the header of a segment whose version another host assigns, or that is a copy
 
 
@@ -608,6 +610,52 @@ class CatalogTables:
         return self._readable(
             tables.LOST, lambda key, stored: tables.body_of(key, stored).decode(errors="replace"), limit
         )
+
+    def drop_lost(self, name: bytes, who: str) -> None:
+        try:
+            said = tables.read_body(self._transaction, tables.LOST, name)
+        except CorruptionError:
+            said = None
+        if said is not None and (not who or said.decode(errors="replace") == who):
+            self._delete(tables.LOST, name)
+
+    # --- keys that aren't there any more ------------------------------------------------------------------------------
+
+    def remembers(self) -> int | None:
+        try:
+            said = tables.read_body(self._transaction, tables.REMEMBERED, tables.REMEMBERS)
+        except CorruptionError:  # it is written anew with the next roster, or goes with the last row
+            return _LATEST
+        return None if said is None else int.from_bytes(said, "big")
+
+    def put_remembers(self, epoch: int | None) -> None:
+        if epoch is not None:
+            self._put(tables.REMEMBERED, tables.REMEMBERS, tables.pack_number(epoch))
+        elif self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None:
+            self._delete(tables.REMEMBERED, tables.REMEMBERS)
+
+    def remembered(self, key: bytes) -> Remembered | None:
+        try:
+            said = tables.read_body(self._transaction, tables.REMEMBERED, key)
+            return None if said is None else decode(Remembered, said)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return Remembered()
+
+    def put_remembered(self, key: bytes, row: Remembered) -> None:
+        check_encoded(key)
+        self._put(tables.REMEMBERED, key, row)  # also where there is no room: it is written for a deletion
+
+    def forget(self, key: bytes) -> None:
+        if self._transaction.row(tables.REMEMBERED, key) is not None:
+            self._delete(tables.REMEMBERED, key)
+
+    def all_remembered(self, limit: int) -> list[bytes]:
+        rows = self._transaction.rows_with(tables.REMEMBERED, b"", limit + 1)
+        return [key for key, _ in rows if key != tables.REMEMBERS][:limit]
+
+    def count_remembered(self) -> int:
+        return self._transaction.count(tables.REMEMBERED)
 
     # --- segments of other hosts that are to be told ------------------------------------------------------------------
 

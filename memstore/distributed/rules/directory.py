@@ -99,7 +99,8 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
         heir = roster.departed_of(row.owner)
         if heir is None or not heir.is_ready:
             return None
-        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first)
+        former = row.owner if roster.may_return(row.owner) else None
+        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first, former=former)
     return give(tables, roster, group, row.giver, row.grant.after)
 
 
@@ -239,11 +240,14 @@ class Directory:
         self, tables: Tables, roster: Roster, groups: Sequence[bytes], member: bytes, epoch: int | None = None
     ) -> list[Ownership]:
         """Writes rows of groups that no member owns. A newcomer that they were noted for doesn't have them any more."""
+        formers: dict[bytes, bytes] = {}
         for group in groups:
             row = tables.ownership(group)
             if row is not None and row.owner != member:
                 self.lose(row)
-        return _write(tables, roster, groups, member, Grant(0, epoch or roster.epoch, 0))
+            if row is not None and roster.may_return(row.owner):
+                formers[group] = row.owner
+        return _write(tables, roster, groups, member, Grant(0, epoch or roster.epoch, 0), formers=formers)
 
     def lose(self, row: Ownership) -> None:
         """Notes that a row goes. The newcomer that it was written for doesn't have all of its rows any more."""
@@ -273,7 +277,7 @@ class Directory:
         for group, refused in zip(request.groups, request.refused, strict=True):
             row = owner_row(tables, roster, group)
             if row is not None and row.grant.number == refused:  # its owner has forgotten it, and still is the owner
-                row = give(tables, roster, group, row.owner, row.grant.after, row.giver, row.first)
+                row = give(tables, roster, group, row.owner, row.grant.after, row.giver, row.first, row.former)
             rows.append(row)
         return rows
 
@@ -293,7 +297,7 @@ class Directory:
             if request.taker != request.giver and _may_own(roster, request.taker):
                 row = give(tables, roster, request.group, request.taker, request.of, request.giver)
             else:  # it stays, by a grant which tells a taker that what it keeps was never handed over to the end
-                row = give(tables, roster, request.group, request.giver, request.of, since=row.first)
+                row = give(tables, roster, request.group, request.giver, request.of, None, row.first, row.former)
         return [row]
 
     def _inherited(self, tables: Tables, standing: Standing, request: Inherit) -> Answer:
@@ -373,9 +377,11 @@ def give(
     after: int = 0,
     giver: bytes | None = None,
     since: int = 0,
+    former: bytes | None = None,
 ) -> Ownership:
     """Writes a row with a new grant."""
-    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver, since)[0]
+    formers = {} if former is None else {group: former}
+    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver, since, formers)[0]
 
 
 def _write(
@@ -386,11 +392,12 @@ def _write(
     like: Grant,
     giver: bytes | None = None,
     since: int = 0,
+    formers: Mapping[bytes, bytes] | None = None,
 ) -> list[Ownership]:
     """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, like.epoch, like.after), giver, since)
+        Ownership(group, member, Grant(number, like.epoch, like.after), giver, since, (formers or {}).get(group))
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:

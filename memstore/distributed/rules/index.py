@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, recovery, roster, sharded
+from memstore.distributed.rules import directory, draining, fence, owning, recovery, remembering, returning, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -20,6 +20,7 @@ from memstore.distributed.rules.messages import (
     AskSilence,
     BringGroups,
     Brought,
+    CameBack,
     ClaimGroups,
     Close,
     Commit,
@@ -50,6 +51,7 @@ from memstore.distributed.rules.messages import (
     Named,
     Note,
     Obey,
+    Offer,
     Open,
     Opened,
     Place,
@@ -63,6 +65,7 @@ from memstore.distributed.rules.messages import (
     Renew,
     Request,
     Resolve,
+    Return,
     Roster,
     Serve,
     Stale,
@@ -110,6 +113,7 @@ class Index:
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
         leaver: this host, as one that is drained.
+        returns: what it brings back, of each removed root that was served here before.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class Index:
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
+        self.returns: list[returning.Returns] = []
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
         self._stale: int | None = None  # the same, for backups that don't count any more
         self._refused: dict[bytes, int] = {}
@@ -189,6 +194,11 @@ class Index:
             case Lost():
                 recovery.note_lost(tables, request.who, request.names)
                 return Done()
+            case CameBack():
+                returning.take_word(tables, request)
+                return Done()
+            case Offer():
+                return returning.answer_offer(tables, standing, request)
             case FindBackups():
                 return recovery.find_backups(tables, standing, request)
             case Named():
@@ -232,7 +242,7 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return,
     ) -> Answer:
         match request:
             case Ask():
@@ -245,6 +255,8 @@ class Index:
                 return roster.finish(tables, standing, self.seed, request)
             case Recovered():
                 return roster.recovered(tables, standing, self.seed, request)
+            case Return():
+                return returning.answer_return(tables, standing, self.seed, request)
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
@@ -298,7 +310,7 @@ class Index:
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
             case Remove() | Drain() | Finish() | BringGroups():
                 return isinstance(answer, Later)
-            case Inherit() | Recovered():
+            case Inherit() | Recovered() | Return():
                 return isinstance(answer, Later)
             case Commit() | Publish():
                 return isinstance(answer, Unnoted)
@@ -496,8 +508,20 @@ class Index:
             self._swept = standing.losses
         elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
             self._stale = standing.losses
+        yield from remembering.forget_all()
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
+
+    def bring_back(self, root: returning.FormerRoot, take: returning.Take) -> None:
+        """Has `return_all` bring back what a removed root had that was served here before."""
+        self.returns.append(returning.Returns(root, take))
+
+    def return_all(self) -> Steps[bool]:
+        """Brings back what may come back. Returns whether there is more to do."""
+        for one in self.returns:
+            if not one.is_over and not (yield from one.run()):
+                return True
+        return False
 
     def note(self) -> Steps[bool]:
         return (yield from self.notes.run())

@@ -32,6 +32,8 @@ def check_settled(world: World, hosts: Sequence[Host]) -> None:
     on_their_way = [*(host.tables.leaving_groups for host in hosts), *(host.tables.kept_groups for host in hosts)]
     if any(on_their_way):
         raise Fault(f"hand-overs don't end: {on_their_way}", tuple(world.trace))
+    if any(host.index is not None and not all(one.is_over for one in host.index.returns) for host in hosts):
+        raise Fault(f"a return doesn't end: {roster.returns}", tuple(world.trace))
     check_directory(world, hosts)
 
 

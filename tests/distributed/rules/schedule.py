@@ -38,6 +38,8 @@ class Schedule:
         self.no_owners: set[str] = set()
         self.is_promoting = False
         world.left_out = self.note_loss
+        world.comes_back, world.came_back = scene.returns, self.workload.start_process
+        world.begun_return, world.ended_return = self.workload.begin_return, self.workload.end_return
         world.taken = lambda value, host: self.workload.origin[value].add(host)
 
     def run(self) -> None:
@@ -158,11 +160,34 @@ class Schedule:
             return
         lost = host.id
         self.note_loss(host)
+        if self.scene.returns and self.chance.random() < 0.8:
+            self.stop_until_removed(host, hosts)
+            return
         self.world.lose(host)
         late = 8 * self.scene.remove_after  # one that was lost before the seed knew that it holds a lease stays
         self.world.at(self.chance.uniform(0.2, 5) + late, lambda: self.world.remove(lost))
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))
         self.world.at(self.chance.uniform(0.5, 8), lambda: self.serve(host))
+
+    def stop_until_removed(self, host: Host, hosts: list[Host]) -> None:
+        """All processes of a host end. Its memory stays: somebody serves it again, once a person has removed it."""
+        world, lost = self.world, host.id
+        world.note(f"{host.address} is down")
+        world.kill_index(host)
+        for process in host.clients:
+            process.is_alive = False
+        host.clients.clear()
+        world.gone.add(lost)
+
+        def serve() -> None:
+            if any(one is not host and (it := one.tables.standing()) and lost in it.roster.ids for one in hosts):
+                world.at(1, serve)
+            elif host.id == lost:
+                self.serve(host)
+
+        world.at(self.chance.uniform(0.2, 3), lambda: world.remove(lost))
+        world.at(self.chance.uniform(0.2, 3), lambda: self.find_a_seed(hosts))
+        world.at(self.chance.uniform(3, 8), serve)
 
     def note_loss(self, host: Host) -> None:
         """Notes that what a host has may be lost, from now on."""

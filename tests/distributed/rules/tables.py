@@ -17,6 +17,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Remembered,
     Roster,
     Standing,
     dispose,
@@ -81,6 +82,8 @@ class SimTables:
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    remembering: int | None = None
+    memory: dict[bytes, Remembered] = field(default_factory=dict[bytes, Remembered])
     clock: Callable[[], int] = lambda: 0
     changed: Callable[[Roster, Roster], None] = lambda before, after: None  # told of each roster that is written
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
@@ -411,3 +414,28 @@ class SimTables:
 
     def owed(self, limit: int) -> list[Place]:
         return list(self.debts)[:limit]
+
+    def drop_lost(self, name: bytes, who: str) -> None:
+        if not who or self.lost.get(name) == who:
+            self.lost.pop(name, None)
+
+    def remembers(self) -> int | None:
+        return self.remembering
+
+    def put_remembers(self, epoch: int | None) -> None:
+        self.remembering = epoch
+
+    def remembered(self, key: bytes) -> Remembered | None:
+        return self.memory.get(key)
+
+    def put_remembered(self, key: bytes, row: Remembered) -> None:
+        self.memory[key] = row
+
+    def forget(self, key: bytes) -> None:
+        self.memory.pop(key, None)
+
+    def all_remembered(self, limit: int) -> list[bytes]:
+        return sorted(self.memory)[:limit]
+
+    def count_remembered(self) -> int:
+        return len(self.memory)
