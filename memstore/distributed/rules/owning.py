@@ -311,6 +311,8 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     strange = are_strange(standing, request.call, places, keys[0])
     if any(_is_unheard(standing, request.call, change) for change in request.changes):
         return Later()
+    if request.keeper not in (None, *standing.roster.ids) and request.call.epoch > standing.roster.epoch:
+        return Later()  # who keeps it is new, and would be taken for one that is gone
     if isinstance(strange, Later):
         return strange
     refused = admit(tables, standing, groups_of(keys), request.grants, changes=strange is None)

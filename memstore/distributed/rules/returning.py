@@ -40,6 +40,7 @@ from memstore.distributed.rules.messages import (
     IsRoster,
     Later,
     Lost,
+    NotOwner,
     Offer,
     Offered,
     Owners,
@@ -137,6 +138,7 @@ class Returns:
         self.count, self.left = 0, dict[bytes, None]()
         self.is_over = False
         self._back: list[bytes] = []
+        self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
     def run(self) -> Steps[bool]:
         """Goes on as far as it comes. Returns whether it is over."""
@@ -215,7 +217,8 @@ class Returns:
         own = {group_of(one.key) for one in entries if one.is_own}
         for first in range(0, len(groups), PORTION):
             some = groups[first : first + PORTION]
-            answer = yield from send(standing.seed, FindOwners(some, (0,) * len(some)))
+            refused = tuple(self._refused.pop(group, 0) for group in some)
+            answer = yield from send(standing.seed, FindOwners(some, refused))
             if not isinstance(answer, Owners):
                 return None
             found = {row.group: row for row in answer.rows if row is not None}
@@ -244,6 +247,9 @@ class Returns:
             return False
         else:
             answer = yield from send(member, offer)
+        if isinstance(answer, NotOwner):  # it was never recorded, and others since
+            groups = groups_of(offer.keys)
+            self._refused |= {group: grant.number for group, grant in zip(groups, grants, strict=True)}
         if not isinstance(answer, Offered) or len(answer.may) != len(offered):
             return False
         some = [pair for pair, may in zip(offered, answer.may, strict=True) if may]

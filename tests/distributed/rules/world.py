@@ -174,7 +174,7 @@ class World:
         self.taken: Callable[[int, bytes], None] = lambda value, host: None  # told of a value's copy on another host
         self.left_out: Callable[[Host], None] = lambda host: None  # told when the clock removes a host
         self.left: Callable[[Host], None] = lambda host: None  # told when a host was drained
-        self.came_back: Callable[[Host], None] = lambda host: None  # told when one comes back that was removed
+        self.came_back: Callable[[Host, bytes], None] = lambda host, former: None  # told when one comes back
         self.comes_back = False  # a host that hears that it was removed
         self.begun_return: Callable[[Host, bytes, int], int] = lambda host, key, value: value  # which value that is then
         self.ended_return: Callable[[bytes, int, int | None], None] = lambda key, value, version: None
@@ -376,7 +376,7 @@ class World:
         former = host.tables
         self.lose(host)
         host.formers.append(FormerTables(host, former))
-        self.came_back(host)
+        self.came_back(host, former.member)
         self.at(0.1, lambda: self.serve(host, "h0"))
 
     def drain(self, member: bytes, ended: Callable[[bool], None] = lambda done: None) -> None:
