@@ -73,7 +73,6 @@ _A_PAGE = 1024  # rows
 _LANES = 256
 _LANE = 1  # byte
 _DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
-_LATEST = (1 << 63) - 1  # an epoch that never comes
 _LENT_VERSION = 0  # in the header of a segment whose version another host assigns, or that is a copy
 
 
@@ -621,16 +620,12 @@ class CatalogTables:
 
     # --- keys that aren't there any more ------------------------------------------------------------------------------
 
-    def remembers(self) -> int | None:
-        try:
-            said = tables.read_body(self._transaction, tables.REMEMBERED, tables.REMEMBERS)
-        except CorruptionError:  # it is written anew with the next roster, or goes with the last row
-            return _LATEST
-        return None if said is None else int.from_bytes(said, "big")
+    def remembers(self) -> bool:
+        return self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None
 
-    def put_remembers(self, epoch: int | None) -> None:
-        if epoch is not None:
-            self._put(tables.REMEMBERED, tables.REMEMBERS, tables.pack_number(epoch))
+    def put_remembers(self, remembers: bool) -> None:
+        if remembers:
+            self._put(tables.REMEMBERED, tables.REMEMBERS, b"")
         elif self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None:
             self._delete(tables.REMEMBERED, tables.REMEMBERS)
 

@@ -134,6 +134,7 @@ class Directory:
         rival: a later term that a member has promised to wait for, and since when that is known.
         is_over: another member is the seed, by what others said.
         new_holder: a member with `is_owner` False that has to own a group: the roster must say so before.
+        away_since: when removed members that may come back were first seen to be away.
         newcomers: roots whose groups are noted, by id. Who is in it has each row that was written for it in that try.
     """
 
@@ -153,6 +154,7 @@ class Directory:
         self.is_over = False
         self.new_holder: bytes | None = None
         self.newcomers: dict[bytes, Newcomer] = {}
+        self.away_since: dict[bytes, int] = {}
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0

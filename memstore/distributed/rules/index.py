@@ -546,6 +546,7 @@ class Index:
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from roster.rebuild(self.seed)
         yield from roster.appoint(self.seed)
+        yield from returning.give_up(self.seed)
 
     def beat(self) -> Steps[None]:
         """Asks the seed whether it is there, and renews this host's lease."""

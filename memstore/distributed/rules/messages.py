@@ -1057,10 +1057,13 @@ class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
     after: Prefix = b""
 
 
-class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
-    """Of each version that was offered: whether it may come back."""
+MAY_RETURN, STAYS_AWAY, IS_PUT_SINCE, IS_THERE = range(4)  # what becomes of a version that is offered
 
-    may: Annotated[tuple[bool, ...], Meta(max_length=ROWS_LIMIT)]
+
+class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
+    """Of each version that was offered: what becomes of it, as above. `IS_THERE`: it never was lost."""
+
+    fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
 
 
 Request = (

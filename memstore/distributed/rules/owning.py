@@ -132,7 +132,6 @@ def record_grant(tables: Tables, group: bytes, grant: Grant) -> None:
     own = tables.owned(group)
     if own is None or own.number < grant.number:
         tables.put_owned(group, grant)
-        remembering.follow_grant(tables, grant)
         tables.version = max(tables.version, grant.epoch << EPOCH_BITS)
 
 

@@ -10,8 +10,7 @@ nobody has a record of it. So each owner remembers, from the roster on that has 
 
 A key that is put anew is there, and what was remembered of it goes.
 
-A process of this host may get a grant of an epoch of which the host hasn't heard yet, put a key, and delete it. So
-deletions are remembered from such a grant on, too (`Tables.remembers`).
+Nobody owns a removed member's groups before each member has such a roster: all of them tell the heir what they keep.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from memstore.distributed.rules.messages import (
+    IS_PUT_SINCE,
+    IS_THERE,
+    MAY_RETURN,
     PORTION,
+    STAYS_AWAY,
     Answer,
     Change,
     Entry,
-    Grant,
     Later,
     Offer,
     Offered,
@@ -50,15 +52,8 @@ def returns_of(
 
 def follow(tables: Tables, roster: Roster) -> None:
     """Begins to remember, in the transaction in which this host hears of a roster."""
-    if roster.returns and tables.remembers() is None:
-        tables.put_remembers(0)
-
-
-def follow_grant(tables: Tables, grant: Grant) -> None:
-    """Begins to remember, in the transaction that records a grant, if its epoch is still unheard of here."""
-    standing = tables.standing()
-    if standing is not None and grant.epoch > standing.roster.epoch:
-        tables.put_remembers(max(grant.epoch, tables.remembers() or 0))
+    if roster.returns and not tables.remembers():
+        tables.put_remembers(True)
 
 
 def note(tables: Tables, change: Change) -> None:
@@ -68,13 +63,13 @@ def note(tables: Tables, change: Change) -> None:
     elif change.body is not None:  # there are too many, and have to be
         if tables.remembered(change.key) is not None:
             tables.put_remembered(change.key, Remembered())
-    elif tables.remembers() is not None:
+    elif tables.remembers():
         _remember(tables, change.key, Remembered())
 
 
 def note_loss(tables: Tables, standing: Standing, key: bytes, entry: Entry) -> None:
     """Notes that a record goes, since bytes of it lay on members that were removed."""
-    if tables.remembers() is None:
+    if not tables.remembers():
         return
     hosts, own = {place.host for place in entry.places}, tables.owned(group_of(key))
     former = hosts.pop() if len(hosts) == 1 else b""
@@ -107,8 +102,20 @@ def may_return(tables: Tables, standing: Standing, key: bytes, one: Returning) -
 def answer_offer(tables: Tables, standing: Standing, request: Offer) -> Answer:
     if any((one.former, one.by) not in standing.roster.returns for one in request.rows):
         return Later()  # this host hasn't heard that it may, or who offers it hasn't heard that it may no more
-    may = zip(request.keys, request.rows, strict=False)
-    return Offered(tuple(may_return(tables, standing, key, one) for key, one in may))
+    pairs = zip(request.keys, request.rows, strict=False)
+    return Offered(tuple(_fate(tables, standing, key, one) for key, one in pairs))
+
+
+def _fate(tables: Tables, standing: Standing, key: bytes, one: Returning) -> int:
+    if may_return(tables, standing, key, one):
+        return MAY_RETURN
+    try:
+        entry = tables.head(key)
+    except CorruptionError:
+        return STAYS_AWAY
+    if entry is None:
+        return STAYS_AWAY
+    return IS_THERE if entry.version == one.version else IS_PUT_SINCE
 
 
 def forget_all() -> Steps[None]:
@@ -119,8 +126,7 @@ def forget_all() -> Steps[None]:
 
 
 def _is_over(tables: Tables) -> bool:
-    roster, until = own_standing(tables).roster, tables.remembers()
-    return until is not None and until <= roster.epoch and not roster.returns
+    return tables.remembers() and not own_standing(tables).roster.returns
 
 
 def _forget_some(tables: Tables) -> None:
@@ -129,4 +135,4 @@ def _forget_some(tables: Tables) -> None:
         for key in found:
             tables.forget(key)
         if not found:
-            tables.put_remembers(None)
+            tables.put_remembers(False)

@@ -30,8 +30,12 @@ import msgspec
 from memstore.distributed.rules import remembering
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
+    IS_PUT_SINCE,
+    IS_THERE,
+    MAY_RETURN,
     PORTION,
     ROWS_LIMIT,
+    STAYS_AWAY,
     Answer,
     CameBack,
     ClaimGroups,
@@ -57,6 +61,7 @@ from memstore.distributed.rules.recovery import LOST_LIMIT, note_lost
 from memstore.distributed.rules.roster import propose
 from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, send_all, transact, view
 
+AWAY = 86_400_000_000_000  # nanoseconds for which a removed member may come back
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
 _SHOWN = 20  # names in a line of the log
 
@@ -85,6 +90,29 @@ def answer_return(tables: Tables, standing: Standing, seed: Directory, request: 
         back = others if request.is_over else ((request.former, request.by), *others)
         propose(tables, standing, is_settled=True, returns=back)
     return Later()
+
+
+def give_up(seed: Directory) -> Steps[None]:
+    """Waits no longer for removed members that don't come back: owners remember deletions for them all the while.
+
+    The time counts in memory: a seed that is started again begins anew.
+    """
+    standing = yield from view(lambda tables: tables.standing())
+    if standing is None or not standing.is_seed or standing.is_removed or standing.unheard:
+        return
+    now, roster = seed.clock(), standing.roster
+    away = [former for former, by in roster.returns if by not in roster.ids]
+    seed.away_since = {former: seed.away_since.get(former, now) for former in away}
+    over = {former for former, since in seed.away_since.items() if now - since > AWAY}
+    if over:
+        yield from transact(lambda tables: _give_up(tables, seed, over))
+
+
+def _give_up(tables: Tables, seed: Directory, over: Collection[bytes]) -> None:
+    standing = own_standing(tables)
+    if seed.is_settled(standing):
+        back = tuple(one for one in standing.roster.returns if one[0] not in over)
+        propose(tables, standing, is_settled=True, returns=back)
 
 
 # --- the host that comes back -----------------------------------------------------------------------------------------
@@ -129,13 +157,14 @@ class Returns:
 
     Attributes:
         count: of keys that have come back.
-        left: keys that stay away.
+        left: keys that stay away: they are lost.
+        replaced: keys that were put anew since, so what this host had of them stays away.
         is_over: there is nothing more to do.
     """
 
     def __init__(self, root: FormerRoot, take: Take) -> None:
         self._root, self._take = root, take
-        self.count, self.left = 0, dict[bytes, None]()
+        self.count, self.left, self.replaced = 0, dict[bytes, None](), dict[bytes, None]()
         self.is_over = False
         self._back: list[bytes] = []
         self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
@@ -155,12 +184,12 @@ class Returns:
         is_whole, after = True, b""
         while page := self._root.page(after, ROWS_LIMIT):
             after = page[-1].key
-            entries = [one for one in page if one.key not in self.left]
+            entries = [one for one in page if one.key not in self.left and one.key not in self.replaced]
             is_whole = (yield from self._bring(standing, entries)) and is_whole
             yield from pause(_BETWEEN)
         if not is_whole:
             return False
-        yield from self._end(standing, "they were put or deleted since, or can't be put anew")
+        yield from self._end(standing, "they were deleted since, or can't be put anew")
         return True
 
     def _end(self, standing: Standing, why: str) -> Steps[None]:
@@ -168,7 +197,7 @@ class Returns:
         after = b""
         while page := self._root.page(after, ROWS_LIMIT):
             after = page[-1].key
-            self.left |= dict.fromkeys(one.key for one in page)
+            self.left |= dict.fromkeys(one.key for one in page if one.key not in self.replaced)
         who, left = self._root.who, list(self.left)
         back, groups = tuple(self._back[:ROWS_LIMIT]), tuple(self._root.groups())[:ROWS_LIMIT]
         lost = tuple(left[:LOST_LIMIT])
@@ -182,11 +211,9 @@ class Returns:
 
     def said(self, why: str = "") -> str:
         """Returns what has come back, for people."""
-        shown = ", ".join(repr(name.decode(errors="replace")) for name in list(self.left)[:_SHOWN])
-        more = ", ..." if len(self.left) > _SHOWN else ""
-        because = f" ({why})" if why else ""
-        left = f"; {len(self.left):,} don't{because}: {shown}{more}" if self.left else ""
-        return f"{self.count:,} keys are there again{left}"
+        left = f"; {len(self.left):,} stay lost{f' ({why})' if why else ''}: {_shown(self.left)}" if self.left else ""
+        new = f"; {len(self.replaced):,} have been put anew: {_shown(self.replaced)}" if self.replaced else ""
+        return f"{self.count:,} keys are there again{left}{new}"
 
     def _bring(self, standing: Standing, entries: Sequence[FormerEntry]) -> Steps[bool]:
         """Brings back what may come back of a page. Returns whether nothing of it is left to be tried again."""
@@ -198,10 +225,10 @@ class Returns:
         by_owner: dict[bytes, list[tuple[FormerEntry, Returning]]] = {}
         for one in whole:
             row = rows.get(group_of(one.key))
-            if row is None or (one.is_own and row.former != self._root.member):
+            if row is None:
                 self.left[one.key] = None
                 continue
-            under = row.grant.number if one.is_own else 0
+            under = row.grant.number if one.is_own and row.former == self._root.member else 0
             returning = Returning(self._root.member, standing.member, one.version, under)
             by_owner.setdefault(row.owner, []).append((one, returning))
         is_done = True
@@ -250,10 +277,15 @@ class Returns:
         if isinstance(answer, NotOwner):  # it was never recorded, and others since
             groups = groups_of(offer.keys)
             self._refused |= {group: grant.number for group, grant in zip(groups, grants, strict=True)}
-        if not isinstance(answer, Offered) or len(answer.may) != len(offered):
+        if not isinstance(answer, Offered) or len(answer.fates) != len(offered):
             return False
-        some = [pair for pair, may in zip(offered, answer.may, strict=True) if may]
-        self.left |= dict.fromkeys(one.key for (one, _), may in zip(offered, answer.may, strict=True) if not may)
+        keys: tuple[list[bytes], ...] = ([], [], [], [])
+        for (one, _), fate in zip(offered, answer.fates, strict=True):
+            keys[fate].append(one.key)
+        self._root.drop(keys[IS_THERE])
+        self.replaced |= dict.fromkeys(keys[IS_PUT_SINCE])
+        self.left |= dict.fromkeys(keys[STAYS_AWAY])
+        some = [pair for pair, fate in zip(offered, answer.fates, strict=True) if fate == MAY_RETURN]
         damaged = (yield from self._take(self._root, some)) if some else ()
         if damaged is None:
             return False
@@ -263,6 +295,11 @@ class Returns:
         self._back += back[: ROWS_LIMIT - len(self._back)]
         self._root.drop(back)
         return True
+
+
+def _shown(names: Collection[bytes]) -> str:
+    shown = ", ".join(repr(name.decode(errors="replace")) for name in list(names)[:_SHOWN])
+    return shown + (", ..." if len(names) > _SHOWN else "")
 
 
 def answer_offer(tables: Tables, standing: Standing, offer: Offer) -> Answer:

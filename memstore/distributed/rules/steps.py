@@ -325,8 +325,8 @@ class Tables(AttemptRows, Protocol):
     def drop_lost(self, name: bytes, who: str) -> None: ...  # unless it was lost with another host; "": whichever
 
     # keys that aren't there any more, while removed members may come back
-    def remembers(self) -> int | None: ...  # deletions are remembered, until this host has a roster of that epoch
-    def put_remembers(self, epoch: int | None) -> None: ...
+    def remembers(self) -> bool: ...  # whether deletions are remembered
+    def put_remembers(self, remembers: bool) -> None: ...
     def remembered(self, key: bytes) -> Remembered | None: ...  # a damaged row is one that lets nothing come back
     def put_remembered(self, key: bytes, row: Remembered) -> None: ...
     def forget(self, key: bytes) -> None: ...  # nothing happens if there is no row

@@ -82,7 +82,7 @@ class SimTables:
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
-    remembering: int | None = None
+    remembering: bool = False
     memory: dict[bytes, Remembered] = field(default_factory=dict[bytes, Remembered])
     clock: Callable[[], int] = lambda: 0
     changed: Callable[[Roster, Roster], None] = lambda before, after: None  # told of each roster that is written
@@ -419,11 +419,11 @@ class SimTables:
         if not who or self.lost.get(name) == who:
             self.lost.pop(name, None)
 
-    def remembers(self) -> int | None:
+    def remembers(self) -> bool:
         return self.remembering
 
-    def put_remembers(self, epoch: int | None) -> None:
-        self.remembering = epoch
+    def put_remembers(self, remembers: bool) -> None:
+        self.remembering = remembers
 
     def remembered(self, key: bytes) -> Remembered | None:
         return self.memory.get(key)
