@@ -10,6 +10,8 @@ client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
+remembering what owners remember of keys that are gone, while removed hosts may come back
+returning  a removed host comes back, as a new member, with what nobody has put or deleted since
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -77,6 +79,7 @@ from memstore.distributed.rules.messages import (
     Renew,
     Request,
     Resolve,
+    Returning,
     Roster,
     Serve,
     Stale,
@@ -99,6 +102,7 @@ from memstore.distributed.rules.reading import (
     wait_any_of,
     wait_there,
 )
+from memstore.distributed.rules.returning import FormerEntry, FormerRoot
 from memstore.distributed.rules.roster import NotPromoted
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
@@ -141,6 +145,8 @@ __all__ = [
     "FindBackups",
     "FindOwners",
     "Finish",
+    "FormerEntry",
+    "FormerRoot",
     "Gather",
     "Give",
     "GiveUp",
@@ -191,6 +197,7 @@ __all__ = [
     "Renew",
     "Request",
     "Resolve",
+    "Returning",
     "Roster",
     "Send",
     "Serve",

@@ -10,7 +10,17 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, recovery, remembering, returning, roster, sharded
+from memstore.distributed.rules import (
+    directory,
+    draining,
+    fence,
+    owning,
+    recovery,
+    remembering,
+    returning,
+    roster,
+    sharded,
+)
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,

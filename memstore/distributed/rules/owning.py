@@ -324,7 +324,9 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
 def _is_unheard(standing: Standing, call: Call, change: Change) -> bool:
     """Returns whether this host hasn't heard yet that somebody brings back what a removed member had."""
     one = change.returns
-    return one is not None and (one.former, one.by) not in standing.roster.returns and call.epoch > standing.roster.epoch
+    return (
+        one is not None and (one.former, one.by) not in standing.roster.returns and call.epoch > standing.roster.epoch
+    )
 
 
 def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:

@@ -21,7 +21,6 @@ back, which is no longer in the old root then, and the rest there: it begins ane
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -61,12 +60,10 @@ from memstore.distributed.rules.recovery import LOST_LIMIT, note_lost
 from memstore.distributed.rules.roster import propose
 from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, send_all, transact, view
 
+AT_ONCE = 256 << 20  # bytes that come back at one moment, or one value
 AWAY = 86_400_000_000_000  # nanoseconds for which a removed member may come back
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
 _SHOWN = 20  # names in a line of the log
-
-log = logging.getLogger("memstore")
-
 
 # --- the seed ---------------------------------------------------------------------------------------------------------
 
@@ -124,12 +121,14 @@ class FormerEntry(msgspec.Struct, frozen=True):
     Attributes:
         is_own: it owned the key's group; else another host did, and it had put the version there.
         is_whole: all of its bytes are here, and it may be put anew.
+        nbytes: that it takes.
     """
 
     key: bytes
     version: int
     is_own: bool
     is_whole: bool
+    nbytes: int = 0
 
 
 class FormerRoot(Protocol):
@@ -148,8 +147,8 @@ class FormerRoot(Protocol):
     def drop(self, keys: Collection[bytes]) -> None: ...  # they have come back
 
 
-Take = Callable[[FormerRoot, Sequence[tuple[FormerEntry, Returning]]], Steps[Collection[bytes] | None]]
-"""Puts versions anew, at one moment. Returns keys that are damaged, and don't come back; None: try it again."""
+Take = Callable[[FormerRoot, Sequence[tuple[FormerEntry, Returning]]], Steps[bool]]
+"""Puts versions anew, at one moment. False: it is to be tried again, perhaps without one that is damaged."""
 
 
 class Returns:
@@ -166,6 +165,7 @@ class Returns:
         self._root, self._take = root, take
         self.count, self.left, self.replaced = 0, dict[bytes, None](), dict[bytes, None]()
         self.is_over = False
+        self._why = ""
         self._back: list[bytes] = []
         self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
@@ -201,7 +201,7 @@ class Returns:
         who, left = self._root.who, list(self.left)
         back, groups = tuple(self._back[:ROWS_LIMIT]), tuple(self._root.groups())[:ROWS_LIMIT]
         lost = tuple(left[:LOST_LIMIT])
-        log.warning("%s has come back: %s", who, self.said(why))
+        self._why = why
         yield from transact(lambda tables: _note(tables, who, back, groups, lost))
         for request in (CameBack("", back), CameBack(who, groups), Lost(who, lost)):
             others = [member for member in standing.roster.members if member.id != standing.member]
@@ -209,21 +209,20 @@ class Returns:
         yield from send(standing.seed, Return(self._root.member, standing.member, is_over=True))
         self.is_over = True
 
-    def said(self, why: str = "") -> str:
+    def said(self) -> str:
         """Returns what has come back, for people."""
+        why = self._why
         left = f"; {len(self.left):,} stay lost{f' ({why})' if why else ''}: {_shown(self.left)}" if self.left else ""
         new = f"; {len(self.replaced):,} have been put anew: {_shown(self.replaced)}" if self.replaced else ""
         return f"{self.count:,} keys are there again{left}{new}"
 
     def _bring(self, standing: Standing, entries: Sequence[FormerEntry]) -> Steps[bool]:
         """Brings back what may come back of a page. Returns whether nothing of it is left to be tried again."""
-        whole = [one for one in entries if one.is_whole]
-        self.left |= dict.fromkeys(one.key for one in entries if not one.is_whole)
-        rows = yield from self._locate(standing, whole)
+        rows = yield from self._locate(standing, entries)
         if rows is None:
             return False
         by_owner: dict[bytes, list[tuple[FormerEntry, Returning]]] = {}
-        for one in whole:
+        for one in entries:
             row = rows.get(group_of(one.key))
             if row is None:
                 self.left[one.key] = None
@@ -241,7 +240,7 @@ class Returns:
         """Finds who owns groups by now. Those of the removed member that nobody owns are claimed. None: not yet."""
         rows: dict[bytes, Ownership] = {}
         groups = groups_of(one.key for one in entries)
-        own = {group_of(one.key) for one in entries if one.is_own}
+        own = {group_of(one.key) for one in entries if one.is_own and one.is_whole}
         for first in range(0, len(groups), PORTION):
             some = groups[first : first + PORTION]
             refused = tuple(self._refused.pop(group, 0) for group in some)
@@ -269,7 +268,9 @@ class Returns:
         offer = Offer(tuple(one.key for one, _ in offered), grants, tuple(row for _, row in offered))
         member = standing.roster.member(owner)
         if owner == standing.member:
-            answer: Answer | None = yield from transact(lambda tables: answer_offer(tables, own_standing(tables), offer))
+            answer: Answer | None = yield from transact(
+                lambda tables: answer_offer(tables, own_standing(tables), offer)
+            )
         elif member is None:
             return False
         else:
@@ -281,20 +282,33 @@ class Returns:
             return False
         keys: tuple[list[bytes], ...] = ([], [], [], [])
         for (one, _), fate in zip(offered, answer.fates, strict=True):
-            keys[fate].append(one.key)
+            keys[STAYS_AWAY if fate == MAY_RETURN and not one.is_whole else fate].append(one.key)
         self._root.drop(keys[IS_THERE])
         self.replaced |= dict.fromkeys(keys[IS_PUT_SINCE])
         self.left |= dict.fromkeys(keys[STAYS_AWAY])
-        some = [pair for pair, fate in zip(offered, answer.fates, strict=True) if fate == MAY_RETURN]
-        damaged = (yield from self._take(self._root, some)) if some else ()
-        if damaged is None:
-            return False
-        self.left |= dict.fromkeys(damaged)
-        back = [one.key for one, _ in some if one.key not in damaged]
-        self.count += len(back)
-        self._back += back[: ROWS_LIMIT - len(self._back)]
-        self._root.drop(back)
+        back = set(keys[MAY_RETURN])
+        some = [pair for pair in offered if pair[0].key in back]
+        for portion in _portions(some):
+            if not (yield from self._take(self._root, portion)):
+                return False
+            back = [one.key for one, _ in portion]
+            self.count += len(back)
+            self._back += back[: ROWS_LIMIT - len(self._back)]
+            self._root.drop(back)
         return True
+
+
+def _portions(some: Sequence[tuple[FormerEntry, Returning]]) -> list[list[tuple[FormerEntry, Returning]]]:
+    """Splits what may come back, so that not too much of it takes room twice for a while."""
+    found: list[list[tuple[FormerEntry, Returning]]] = []
+    nbytes = AT_ONCE
+    for one in some:
+        if nbytes >= AT_ONCE:
+            found.append([])
+            nbytes = 0
+        found[-1].append(one)
+        nbytes += one[0].nbytes
+    return found
 
 
 def _shown(names: Collection[bytes]) -> str:

@@ -123,7 +123,11 @@ def _apply(
         if value is not None or gone is None or gone != operation.of or operation.value is None:
             return []
         version = versions.get(operation.value, largest)
-        return [] if version <= largest and operation.value in versions else [(operation.value, version, operation.value, None)]
+        return (
+            []
+            if version <= largest and operation.value in versions
+            else [(operation.value, version, operation.value, None)]
+        )
     if operation.kind == DELETE:
         return [(None, largest, sure if operation.may_not_happen else None, None)]
     if operation.kind == PUT:

@@ -137,7 +137,10 @@ def _() -> None:
     play.must([*found.left] == [b"g/k"], f"it is listed: {found.said()}")
 
 
-@mutation("what was put at another owner comes back unless it was deleted", "a value that was replaced while its host was silent")
+@mutation(
+    "what was put at another owner comes back unless it was deleted",
+    "a value that was replaced while its host was silent",
+)
 def _(patch: Patch) -> None:
     may_return = remembering.may_return
 
@@ -192,7 +195,9 @@ def _() -> None:
     play.must([*found.left] == [b"g/k"], f"it is listed: {found.said()}")
 
 
-@mutation("the next owner of a group is taken for who remembers", "a group of a removed host that was handed over since")
+@mutation(
+    "the next owner of a group is taken for who remembers", "a group of a removed host that was handed over since"
+)
 def _(patch: Patch) -> None:
     give = directory.give
 
@@ -246,7 +251,9 @@ def _() -> None:
     must_be(play, b"g/k", None)
 
 
-@mutation("a commit doesn't look again whether a key may come back", "a key that is put and deleted while it is offered")
+@mutation(
+    "a commit doesn't look again whether a key may come back", "a key that is put and deleted while it is offered"
+)
 def _(patch: Patch) -> None:
     patch.setattr(owning, "_refused_return", lambda tables, standing, change: None)  # pyright: ignore
 
@@ -342,7 +349,11 @@ def _(patch: Patch) -> None:
 
     def for_ever(tables: Any, standing: Any, seed: Any, request: Any) -> Any:
         by = dict(standing.roster.returns).get(request.former)
-        return Refused("another host") if by not in (None, b"", request.by) else answer_return(tables, standing, seed, request)
+        return (
+            Refused("another host")
+            if by not in (None, b"", request.by)
+            else answer_return(tables, standing, seed, request)
+        )
 
     patch.setattr(index.returning, "answer_return", for_ever)
 

@@ -226,12 +226,21 @@ SCENES = {
         weather=Weather(delay=0.02),
     ),
     "returns": Scene(hosts=4, first=4, losses=2, returns=True, keys=10, calls=30, seconds=30),
-    "returns and kills": Scene(hosts=5, first=5, losses=3, kills=5, cuts=2, returns=True, keys=10, calls=30, seconds=30),
+    "returns and kills": Scene(
+        hosts=5, first=5, losses=3, kills=5, cuts=2, returns=True, keys=10, calls=30, seconds=30
+    ),
     "returns in a storm": Scene(
         hosts=5, first=5, losses=3, kills=4, cuts=3, returns=True, keys=10, calls=30, seconds=40, weather=STORM
     ),
     "returns twice": Scene(
-        hosts=4, first=4, losses=6, returns=True, keys=10, calls=60, seconds=60, weather=Weather(0.05, 0.6, 0.4, 0, 0.02)
+        hosts=4,
+        first=4,
+        losses=6,
+        returns=True,
+        keys=10,
+        calls=60,
+        seconds=60,
+        weather=Weather(0.05, 0.6, 0.4, 0, 0.02),
     ),
     "returns and hand-overs": Scene(
         hosts=5, first=5, losses=4, hand_overs=20, drains=1, returns=True, keys=10, calls=40, seconds=40, attempts=8

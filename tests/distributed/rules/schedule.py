@@ -159,7 +159,12 @@ class Schedule:
 
     def lose(self, host: Host, hosts: list[Host]) -> None:
         """A host is lost, unless it would be the last one of a majority. A person removes it, and it comes back."""
-        if host.index is None or host.tables.standing() is None or not self.may_be_lost(host, hosts) or host.id in self.down:
+        if (
+            host.index is None
+            or host.tables.standing() is None
+            or not self.may_be_lost(host, hosts)
+            or host.id in self.down
+        ):
             return
         lost = host.id
         self.note_loss(host)
@@ -242,7 +247,9 @@ class Schedule:
         """
         standings = [standing for host in hosts if (standing := host.tables.standing()) is not None]
         newest = max((standing.roster for standing in standings), key=lambda roster: roster.position)
-        is_there = self.scene.promote_after or any(host.id == newest.seed and host.id not in self.down for host in hosts)
+        is_there = self.scene.promote_after or any(
+            host.id == newest.seed and host.id not in self.down for host in hosts
+        )
         if is_there and not newest.is_leaver(newest.seed):
             return
         self.promote(self.chance.choice(hosts))

@@ -176,7 +176,9 @@ class World:
         self.left: Callable[[Host], None] = lambda host: None  # told when a host was drained
         self.came_back: Callable[[Host, bytes], None] = lambda host, former: None  # told when one comes back
         self.comes_back = False  # a host that hears that it was removed
-        self.begun_return: Callable[[Host, bytes, int], int] = lambda host, key, value: value  # which value that is then
+        self.begun_return: Callable[[Host, bytes, int], int] = lambda host, key, value: (
+            value
+        )  # which value that is then
         self.ended_return: Callable[[bytes, int, int | None], None] = lambda key, value, version: None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -762,17 +764,17 @@ def put_anew(world: World, host: Host, root: Any, some: Sequence[tuple[FormerEnt
     try:
         versions = yield from Client().commit(changes, host.tables.now() + 2 * SECOND)
     except UnknownOutcomeError:
-        return None
+        return False
     except MemstoreError as error:
         world.note(f"{host.address}: nothing comes back: {error!r}")
         for key, value in begun:
             world.ended_return(key, value, None)
-        return None
+        return False
     world.note(f"{host.address} brings back {[change.key for change in changes]}: {versions}")
     version_of = dict(zip([change.key for change in changes], versions, strict=True))
     for key, value in begun:
         world.ended_return(key, value, version_of[key])
-    return ()
+    return True
 
 
 # --- what a process does ----------------------------------------------------------------------------------------------
