@@ -122,6 +122,7 @@ class Index:
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
+        was_member: the seed has said so since this process was started.
         leaver: this host, as one that is drained.
         returns: what it brings back, of each removed root that was served here before.
     """
@@ -150,6 +151,7 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
+        self.was_member = False
         self._watch = fence.SeedWatch(clock, promote_after)
         self._lease = lease or fence.Lease(clock, [0])
         self._leases = fence.Leases(clock, remove_after)
@@ -383,6 +385,8 @@ class Index:
         answer = yield from send(seed or self._addresses[0], request)
         if standing is not None and answer is not None:
             self._watch.hear(standing)
+            says_so = isinstance(answer, IsRoster) and standing.member in answer.roster.ids
+            self.was_member = self.was_member or says_so or isinstance(answer, Done)
         if answer is None and standing is not None and seed is not None:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 import msgspec
 
+from memstore.distributed.rules import remembering
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     EPOCH_BITS,
@@ -52,7 +53,6 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules import remembering
 from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, note_change
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError

@@ -1,22 +1,24 @@
 """A removed host comes back: as a new member, which puts anew what was lost, and nobody has put or deleted since.
 
 The removed root never is a member again: rows that name it count for nothing, wherever they are. It is set aside, and
-the host serves a new root, with another id. That joins as any other, and brings back what the old one has (`Returns`):
+the host serves a new root, with another id. That joins as any other, and brings back what the old one has
+(`Returns`):
 
-1. *Ask the seed* (`answer_return`). The roster's `returns` says who may come back, and which member brings it. So of two
-   copies of a folder one comes back, and each once.
-2. *Ask the directory* who owns the groups by now. What the removed member owned and nobody has claimed since is claimed.
+1. *Ask the seed* (`answer_return`). The roster's `returns` says who may come back, and which member brings it. So of
+   two copies of a folder one comes back, and each once.
+2. *Ask the directory* who owns the groups by now. What the removed member owned and nobody has claimed since is
+   claimed.
 3. *Offer* keys, with their versions, to the owners, which say what may come back: see `remembering.py`.
-4. *Put* those, by an ordinary commit, under the condition that they still may (`Change.returns`). They get new versions:
-   above all that readers have seen of their keys. All of one owner, of a portion, come back at one moment.
+4. *Put* those, by an ordinary commit, under the condition that they still may (`Change.returns`). They get new
+   versions: above all that readers have seen of their keys. All of one owner, of a portion, come back at one moment.
 5. *Tell* all members which names are lost no more, and which stay lost; then the seed, that it is over.
 
-Two kinds of versions come back. Those of groups that the removed member owned, if the directory says that no third one
-has owned the group since (`Ownership.former`), and this owner doesn't remember a deletion. And those that it had put
-into groups of others, if the owner remembers that it has dropped just this version, since its bytes were gone.
+Two kinds of versions come back. Those of groups that the removed member owned, if the directory says that no third
+one has owned the group since (`Ownership.former`), and this owner doesn't remember a deletion. And those that it had
+put into groups of others, if the owner remembers that it has dropped just this version, since its bytes were gone.
 
-What names bytes of other members, too, doesn't come back, nor rows that are written in place. A kill leaves what has come
-back, which is no longer in the old root then, and the rest there: it begins anew with that.
+What names bytes of other members, too, doesn't come back, nor rows that are written in place. A kill leaves what has
+come back, which is no longer in the old root then, and the rest there: it begins anew with that.
 """
 
 from __future__ import annotations

@@ -69,7 +69,6 @@ _OPEN_WITHIN = 30.0  # seconds
 _STEADY = 1.0  # seconds: an index process that has lived so long is no failure of its start
 _AT_ONCE = 3  # starts without a delay
 _FIRST_DELAY, _LONGEST_DELAY = 0.2, 5.0  # seconds
-_AT_START = 30.0  # seconds in which an agent that hears that its host was removed brings it back
 _END_WITHIN = 10.0  # seconds after SIGTERM; then the index process is killed
 _FAILED = 1  # exit code
 
@@ -160,10 +159,9 @@ def serve(
         creation = Creation(shared=None if not shared else "map" if maps else "copy")
         if shared and named and not new:
             wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
-        began = time.monotonic()
         with gone_if_new(path):
             durable = _open_once(path, creation)
-            while _serve_opened(options, hello, ready_fd, began, durable=durable):
+            while _serve_opened(options, hello, ready_fd, durable=durable):
                 pass  # it was removed from its cluster, and comes back
     except (MemstoreError, OSError, ValueError) as error:
         if ready_fd is not None:
@@ -196,12 +194,8 @@ def _open_once(path: str, creation: Creation) -> bool:
             close_root(use)
 
 
-def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, began: float, *, durable: bool) -> bool:
-    """Serves a root. Returns whether it was removed from its cluster, and is to be served once more.
-
-    Args:
-        began: when this agent was started, monotonic.
-    """
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durable: bool) -> bool:
+    """Serves a root. Returns whether it was removed from its cluster, and is to be served once more."""
     path = options.root
     lock, end = AgentLock(path), End()
     try:
@@ -222,7 +216,7 @@ def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, began: f
             members = [one.address for one in removed.roster.members if one.address != options.address]
             join = tuple(dict.fromkeys([*options.join, *members]))
             options = msgspec.structs.replace(options, join=join, is_new=False, moved=False)
-        end = _keep_serving(options, lock, hello, ready_fd, began)
+        end = _keep_serving(options, lock, hello, ready_fd)
         if end.comes_back:
             return True
         notify_service("STOPPING=1")
@@ -252,7 +246,7 @@ class End(NamedTuple):
     comes_back: bool = False
 
 
-def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None, began: float) -> End:
+def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> End:
     """Serves until it is told to stop."""
     failures, was_ready, removes, why, boot = 0, False, False, "", boot_id().hex()
     if ready_fd is not None:
@@ -272,11 +266,9 @@ def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int
                             tell(ready_fd, news)
                     elif news.kind is Kind.REMOVE:
                         removes, why = True, news.text
-                    elif news.kind is Kind.REMOVED and (
-                        options.remove_after or time.monotonic() - began < _AT_START
-                    ):  # a person who removes a host that runs wants it to end
+                    elif news.kind is Kind.REMOVED:
                         return End(comes_back=True)
-                    elif news.kind in (Kind.LOST, Kind.REMOVED) or (news.kind is Kind.REFUSED and not was_ready):
+                    elif news.kind is Kind.LOST or (news.kind is Kind.REFUSED and not was_ready):
                         raise NotServedError(news.text)
                     elif news.kind is Kind.REFUSED:
                         say(news.text)
