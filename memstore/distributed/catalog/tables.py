@@ -584,6 +584,9 @@ class CatalogTables:
         elif self._transaction.row(tables.KEEPERS, key) is not None:
             self._delete(tables.KEEPERS, key)
 
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
+        return self._readable(tables.KEEPERS, lambda key, stored: keepers_of(tables.body_of(key, stored)), limit, after)
+
     def is_unnoted(self, key: bytes) -> bool:
         return self._transaction.row(tables.UNNOTED, key) is not None
 

@@ -519,6 +519,7 @@ class Index:
             yield from roster.finish_joining(standing)
         elif self._swept != standing.losses:
             yield from roster.drop_lost(self.seed)
+            yield from draining.forget_gone()
             self._swept = standing.losses
         elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
             self._stale = standing.losses
@@ -544,6 +545,7 @@ class Index:
         return (yield from directory.go_on(self.leaver.refused))
 
     def drain(self) -> Steps[bool]:
+        self.leaver.brings_back = not all(one.is_over for one in self.returns)
         return (yield from self.leaver.run())
 
     def take_over(self, take: draining.Take) -> Steps[bool]:

@@ -78,6 +78,26 @@ def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
                 raise Fault(f"nobody knows that {host.address} keeps {key!r}", tuple(world.trace))
 
 
+def check_gone(world: World, hosts: Sequence[Host]) -> None:
+    """Nobody has anything of members that have left, but that they gave a group, or were asked for a segment."""
+    standing = hosts[0].tables.standing()
+    assert standing is not None
+    for host in hosts:
+        tables = host.tables
+        named = [
+            *(place.host for entry in tables.records.values() for place in entry.places),
+            *(place.host for entry in tables.kept_records.values() if entry for place in entry.places),
+            *(place.host for backup in tables.backups.values() for place in backup.places),
+            *(keeper for rows in tables.keeping.values() for keeper, _ in rows),
+            *(leaving.taker for leaving in tables.leaving_groups.values()),
+            *(row.owner for row in tables.directory.values() if not standing.roster.may_return(row.owner)),
+            *(place.host for place in tables.debts),
+            *(part.host for part in tables.parts()),
+        ]
+        if gone := set(named) - standing.roster.ids:
+            raise Fault(f"{host.address} has something of {gone}", tuple(world.trace))
+
+
 def check_bytes(world: World, hosts: Sequence[Host]) -> None:
     """Every byte has one record that names it, and every record its bytes."""
     named = {

@@ -7,14 +7,26 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-from memstore.distributed.rules import Change, Entry, Place, directory, index, owning, recovery, remembering, returning
-from memstore.distributed.rules.messages import Offer, Refused, Returning
+from memstore.distributed.rules import (
+    Change,
+    Entry,
+    Place,
+    directory,
+    draining,
+    index,
+    owning,
+    recovery,
+    remembering,
+    returning,
+)
+from memstore.distributed.rules.messages import Later, Offer, Refused, Returning
 from memstore.distributed.rules.steps import Remembered
+from tests.distributed.rules import checks
 from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
 from tests.distributed.rules.mutations import Patch, mutation
-from tests.distributed.rules.scripts import Play, got, script
+from tests.distributed.rules.scripts import Play, got, has_left, script
 from tests.distributed.rules.tables import SimTables
-from tests.distributed.rules.test_membership import run
+from tests.distributed.rules.test_membership import put, run
 from tests.distributed.rules.world import FormerTables, put_anew
 
 __all__ = ["MUTATIONS", "SCRIPTS"]  # with those of this file
@@ -410,3 +422,83 @@ def _(patch: Patch) -> None:
             remembering._remember(tables, change.key, Remembered())  # pyright: ignore
 
     patch.setattr(remembering, "note", note)
+
+
+@script("a host that is drained while it brings back what it had")
+def _() -> None:
+    """Another member doesn't answer meanwhile: it owns what comes back."""
+    play = Play(4)
+    play.put(1, b"g/k", b"old")
+    put_bytes(play, 1, b"alone/k", 7)
+    play.put(2, b"g/theirs", b"x")
+    go_down(play, 1)
+    heir = next(at for at in range(4) if at != 1 and b"g" in play.hosts[at].tables.own_groups)
+    back, is_silent = play.hosts[1], [True]
+    answer = play.world.answer
+    play.world.answer = lambda host, index, request: (
+        Later()
+        if is_silent[0] and isinstance(request, Offer) and host is play.hosts[heir]
+        else answer(host, index, request)
+    )
+    play.world.serve(back, "h0")
+    play.world.run(8)
+    roots = back.roots
+    play.drain(1, 10)
+    play.must(back.roots == roots, "it leaves before it has brought back all")
+    is_silent[0] = False
+    play.world.run(20)
+    play.must(back.roots == roots + 1, "it leaves")
+    must_be(play, b"g/k", b"old")
+    must_be(play, b"alone/k", b"")
+    checks.check_gone(play.world, [host for host in play.hosts if host is not back])
+
+
+@mutation("a host leaves though it brings back more", "a host that is drained while it brings back what it had")
+def _(patch: Patch) -> None:
+    patch.setattr(
+        draining.Leaver, "brings_back", property(lambda leaver: False, lambda leaver, so: None), raising=False
+    )
+
+
+@script("a host that has left")
+def _() -> None:
+    """Others had put into its groups, and it into theirs, while it was drained, too."""
+    play = Play(4)
+    for number in range(4):
+        play.put(3, b"own%d/k" % number)
+        put_bytes(play, 3, b"own%d/bytes" % number, 100 + number)
+        put_bytes(play, 2, b"own%d/theirs" % number, 200 + number)
+    play.put(1, b"other/own")
+    play.put(3, b"other/small")
+    put_bytes(play, 3, b"other/bytes", 7)
+    play.drain(3)
+    puts: dict[bytes, list[Any]] = {}
+    for number in range(8):
+        for host, key in ((3, b"other/new%d"), (3, b"own%d/also"), (1, b"own%d/new")):
+            steps = put(play.processes[host], key % number, b"new")
+            play.world.at(
+                number / 8,
+                lambda host=host, key=key % number, steps=steps: puts.update(
+                    {key: play.begin(play.processes[host], steps)}
+                ),
+            )
+    play.world.run(30)
+    play.must(has_left(play, 3), "it leaves")
+    checks.check_gone(play.world, play.hosts[:3])
+    checks.check_bytes(play.world, play.hosts[:3])
+    told = [key for key, ends in puts.items() if ends and not isinstance(ends[0], Exception)]
+    play.must(len(told) > 8, f"of {len(puts)} puts only {told} are made")
+    names = [name % number for number in range(4) for name in (b"own%d/k", b"own%d/bytes", b"own%d/theirs")]
+    for key in (*names, b"other/small", b"other/bytes", *told):
+        play.must(got(play, key) is not None, f"{key!r} is lost")
+    standing = play.hosts[0].tables.standing()
+    play.must(standing is not None and not standing.roster.returns, "it doesn't come back")
+
+
+@mutation("who kept something stays known", "a host that has left")
+def _(patch: Patch) -> None:
+    def nothing() -> Any:
+        return
+        yield
+
+    patch.setattr(draining, "forget_gone", nothing)

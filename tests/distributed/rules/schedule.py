@@ -7,7 +7,7 @@ from collections.abc import Callable
 from unittest import mock
 
 from memstore.distributed.rules import directory, recovery
-from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
+from tests.distributed.rules.checks import check_bytes, check_gone, check_sessions, check_settled
 from tests.distributed.rules.history import LOSS, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.sharded_puts import ShardedPuts
@@ -105,6 +105,7 @@ class Schedule:
             try:
                 check_settled(self.world, hosts)
                 check_bytes(self.world, hosts)
+                check_gone(self.world, hosts)
                 if not any(process.is_alive for process in self.workload.under_way):
                     return
                 last = Fault("some calls don't end", tuple(self.world.trace))

@@ -386,6 +386,9 @@ class SimTables:
         else:
             self.keeping.pop(key, None)
 
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
+        return sorted(row for row in self.keeping.items() if row[0] > after)[:limit]
+
     def is_unnoted(self, key: bytes) -> bool:
         return key in self.unnoted
 
