@@ -76,6 +76,7 @@ from memstore.distributed.rules.messages import (
     Request,
     Resolve,
     Return,
+    Returns,
     Roster,
     Serve,
     Stale,
@@ -160,7 +161,7 @@ class Index:
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
         self.returns: list[returning.Returns] = []
-        self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
         self._stale: int | None = None  # the same, for backups that don't count any more
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
@@ -517,10 +518,10 @@ class Index:
         is_heir = yield from self.recovery.run()
         if standing.is_joining:
             yield from roster.finish_joining(standing)
-        elif self._swept != standing.losses:
+        elif self._swept != (standing.losses, standing.roster.returns):
             yield from roster.drop_lost(self.seed)
             yield from draining.forget_gone()
-            self._swept = standing.losses
+            self._swept = standing.losses, standing.roster.returns
         elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
             self._stale = standing.losses
         yield from remembering.forget_all()

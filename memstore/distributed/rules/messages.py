@@ -95,6 +95,9 @@ class Departed(msgspec.Struct, frozen=True, array_like=True):
     is_ready: bool = False
 
 
+Returns = tuple[tuple[bytes, bytes], ...]
+
+
 class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
 
@@ -127,7 +130,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     lease: Number = 0
     leased: tuple[bytes, ...] = ()
     departed: tuple[Departed, ...] = ()
-    returns: tuple[tuple[bytes, bytes], ...] = ()
+    returns: Returns = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:

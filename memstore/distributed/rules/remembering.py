@@ -30,6 +30,7 @@ from memstore.distributed.rules.messages import (
     Offer,
     Offered,
     Returning,
+    Returns,
     Roster,
     Standing,
     group_of,
@@ -42,9 +43,7 @@ MOST = 1 << 17  # keys of which a host remembers that they are gone: beyond, gro
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
 
 
-def returns_of(
-    roster: Roster, ids: Collection[bytes], before: Sequence[tuple[bytes, bytes]]
-) -> tuple[tuple[bytes, bytes], ...]:
+def returns_of(roster: Roster, ids: Collection[bytes], before: Returns) -> Returns:
     """Returns who may come back, by the next roster: who is a member no more, but for those that are being drained."""
     gone = [member.id for member in roster.members if member.id not in ids and not roster.is_leaver(member.id)]
     return (*(one for one in before if one[0] not in ids), *((one, b"") for one in gone))[-MOST_RETURNS:]

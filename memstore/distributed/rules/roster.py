@@ -70,6 +70,7 @@ from memstore.distributed.rules.messages import (
     Recovered,
     Refused,
     Remove,
+    Returns,
     Roster,
     Stale,
     Standing,
@@ -423,7 +424,7 @@ def propose(
     lease: int | None = None,
     leased: tuple[bytes, ...] | None = None,
     departed: tuple[Departed, ...] | None = None,
-    returns: tuple[tuple[bytes, bytes], ...] | None = None,
+    returns: Returns | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
