@@ -30,7 +30,7 @@ import msgspec
 
 from memstore._threads import between_forks
 from memstore.distributed.links import Hello, hello_of_this_process, parse_own_address, secret_of
-from memstore.distributed.serving.returns import set_aside, was_removed
+from memstore.distributed.serving.returns import members_before, set_aside, was_removed
 from memstore.distributed.serving.supervision import (
     HANG_AFTER,
     OF_AGENTS,
@@ -208,14 +208,14 @@ def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durab
                 "other hosts know of it. Remove this host from its cluster (memstore remove), and serve an empty "
                 "folder, or one with durability='disk'"
             )
-        removed = was_removed(path)
-        if removed is not None:
+        if was_removed(path) is not None:
             say(f"{path} was removed from its cluster: it is {set_aside(path)} now, and comes back as a new host")
             lock.close()
             lock = AgentLock(path)
-            members = [one.address for one in removed.roster.members if one.address != options.address]
+        members = [one for one in members_before(path) if one != options.address]
+        if members:
             join = tuple(dict.fromkeys([*options.join, *members]))
-            options = msgspec.structs.replace(options, join=join, is_new=False, moved=False)
+            options = msgspec.structs.replace(options, join=join, is_new=False)
         end = _keep_serving(options, lock, hello, ready_fd)
         if end.comes_back:
             return True

@@ -116,6 +116,16 @@ def set_aside_before(path: str) -> list[str]:
     return [name for name in names if os.path.isdir(name)]
 
 
+def members_before(path: str) -> list[str]:
+    """Returns the addresses of the members that roots know which were set aside for this one."""
+    found: list[str] = []
+    for aside in set_aside_before(path):
+        with contextlib.suppress(MemstoreError):  # its index process says so
+            standing = was_removed(aside)
+            found += [] if standing is None else [member.address for member in standing.roster.members]
+    return list(dict.fromkeys(found))
+
+
 # --- the index process ------------------------------------------------------------------------------------------------
 
 

@@ -441,4 +441,4 @@ class SimTables:
         return sorted(self.memory)[:limit]
 
     def count_remembered(self) -> int:
-        return len(self.memory)
+        return len(self.memory) + self.remembering
