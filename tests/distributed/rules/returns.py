@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -27,7 +26,7 @@ from tests.distributed.rules.mutations import Patch, mutation
 from tests.distributed.rules.scripts import Play, got, has_left, script
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import put, run
-from tests.distributed.rules.world import FormerTables, put_anew
+from tests.distributed.rules.world import FormerTables
 
 __all__ = ["MUTATIONS", "SCRIPTS"]  # with those of this file
 
@@ -284,7 +283,7 @@ def _() -> None:
     other = play.hosts[3]
     assert other.index is not None
     other.formers.append(copied)
-    other.index.bring_back(copied, partial(put_anew, play.world, other))
+    play.world.bring_back(other, copied)
     play.world.run(15)
     must_be(play, b"g/k", None)
     (found,) = other.index.returns
@@ -317,7 +316,7 @@ def _() -> None:
     other = play.hosts[3]
     assert other.index is not None
     other.formers.append(copied)
-    other.index.bring_back(copied, partial(put_anew, play.world, other))
+    play.world.bring_back(other, copied)
     first = come_back(play, 1)
     (second,) = other.index.returns
     counts = sorted((first.count, second.count))

@@ -88,7 +88,6 @@ PERIODS = {  # seconds
     "pay": 0.5,
     "drain": 0.2,
     "take_over": 0.2,
-    "return_all": 0.5,
 }
 
 AnySteps = Generator[Any, Any, Any]
@@ -290,11 +289,18 @@ class World:
             lease=Lease(clock, host.word),
         )
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
-        for former in host.formers:
-            index.bring_back(former, partial(put_anew, self, host))
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
+        for former in host.formers:
+            self.bring_back(host, former)
         self._look_at_waits(host, index)
+
+    def bring_back(self, host: Host, former: FormerTables) -> None:
+        """Has a host bring back what a removed root has that was set aside."""
+        assert host.index is not None
+        if not host.index.returns:
+            self._repeat(host, host.index, "return_all", 0.5)
+        host.index.bring_back(former, partial(put_anew, self, host))
 
     def _repeat(self, host: Host, index: Index, task: str, period: float) -> None:
         def again(_: object = None) -> None:
@@ -344,8 +350,6 @@ class World:
             return bool(tables.leaving_groups)
         if task == "note":
             return bool(tables.unnoted)
-        if task == "return_all":
-            return bool(host.formers)
         if task in ("drain", "take_over"):
             if standing is None or task == "take_over":
                 return standing is not None and bool(standing.roster.leavers)
