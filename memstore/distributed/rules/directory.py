@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, is_pending
+from memstore.distributed.rules.recovery import NotRecovered, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -100,7 +100,8 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
         if heir is None or not heir.is_ready:
             return None
         former = row.owner if roster.may_return(row.owner) else None
-        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first, former=former)
+        number, first = row.grant.number, row.first
+        return give(tables, roster, group, heir.heir, number, None, first, former, recovered=roster.epoch)
     return give(tables, roster, group, row.giver, row.grant.after)
 
 
@@ -380,10 +381,14 @@ def give(
     giver: bytes | None = None,
     since: int = 0,
     former: bytes | None = None,
+    recovered: int = 0,
 ) -> Ownership:
-    """Writes a row with a new grant."""
+    """Writes a row with a new grant. What was recovered before stays so."""
+    before = tables.ownership(group)
+    recovered = max(recovered, before.grant.recovered if before else 0)
     formers = {} if former is None else {group: former}
-    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver, since, formers)[0]
+    grant = Grant(0, roster.epoch, after, recovered)
+    return _write(tables, roster, [group], member, grant, giver, since, formers)[0]
 
 
 def _write(
@@ -399,7 +404,14 @@ def _write(
     """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, like.epoch, like.after), giver, since, (formers or {}).get(group))
+        Ownership(
+            group,
+            member,
+            Grant(number, like.epoch, like.after, like.recovered),
+            giver,
+            since,
+            (formers or {}).get(group),
+        )
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:
@@ -703,6 +715,8 @@ def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
             mine.append((row, kept))
+        elif is_outdated(row, kept.of):
+            continue
         elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
     while mine:
