@@ -214,7 +214,9 @@ def _(patch: Patch) -> None:
 
     def keep(tables: Any, roster: Any, group: bytes, *arguments: Any, **named: Any) -> Any:
         known = tables.ownership(group)
-        return give(tables, roster, group, *arguments, **{"former": known and known.former, **named})
+        if len(arguments) < 5:  # else it says whom it takes for that
+            named.setdefault("former", known and known.former)
+        return give(tables, roster, group, *arguments, **named)
 
     patch.setattr(directory, "give", keep)
 
@@ -492,6 +494,9 @@ def _() -> None:
         play.must(got(play, key) is not None, f"{key!r} is lost")
     standing = play.hosts[0].tables.standing()
     play.must(standing is not None and not standing.roster.returns, "it doesn't come back")
+    for host in play.hosts[:3]:
+        rows = [row for row in host.tables.directory.values() if row.owner not in (one.id for one in play.hosts[:3])]
+        play.must(not rows, f"{host.address} says that it owns {rows}")
 
 
 @mutation("who kept something stays known", "a host that has left")
