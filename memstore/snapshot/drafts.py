@@ -27,6 +27,7 @@ from memstore.snapshot.chunks import Done, FilePart, LateBytes
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish
 from memstore.snapshot.stateful import HeldTensor, StateWalker
+from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.stored import check_cover
 from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
@@ -175,7 +176,7 @@ class FileDraft(NamedTuple):
     boxes: Sequence[ManifestBox]
     size: int
 
-    def write(self, storage: FileStorage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
+    def write(self, storage: Storage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
         """Writes the file, from the memory of the tensors where their elements lie in it as in the file.
 
         Other elements are copied when their turn has come, so all copies together are never in memory.
@@ -449,6 +450,7 @@ def write_boxes(
     world_size: int,
     durable: bool,
     checksum: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> WrittenFile:
     """Writes a file of the boxes into the folder, which is there. If it fails, the file is gone again.
 
@@ -474,7 +476,7 @@ def write_boxes(
     if not found:
         return WrittenFile(save, None, (None,) * len(planned))
     file = draft_file(file_name("state", rank, world_size, save), 0, found)
-    written = file.write(FileStorage(path), durable=durable, checksum=checksum)
+    written = file.write(storage_at(path, options), durable=durable, checksum=checksum)
     boxes: list[ManifestBox | None] = [None] * len(planned)
     for piece, box in zip(file.pieces, file.boxes, strict=True):
         boxes[piece.tensor] = box
@@ -517,6 +519,7 @@ def publish_planned(
     *,
     save: str,
     durable: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Makes the files of all ranks a snapshot, as one part.
 
@@ -557,4 +560,4 @@ def publish_planned(
             tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", tuple(boxes)))
     values += [walker.add(key, value) for key, value in objects.items()]
     whole = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
-    publish(FileStorage(path), [whole], replacing)
+    publish(storage_at(path, options), [whole], replacing)

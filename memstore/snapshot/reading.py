@@ -50,7 +50,7 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
-from memstore.snapshot.chunks import CHUNK, FilePart, by_width
+from memstore.snapshot.chunks import CHUNK, FilePart
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
 from memstore.snapshot.storage import SILENT, ProgressMeter, hold
 from memstore.snapshot.stored import Stored, Value
@@ -133,11 +133,7 @@ def _plan(box: ManifestBox, shard: Shard, direct: dict[int, list[FilePart]], det
 def _read(stored: Stored, meter: ProgressMeter, check_narrow: bool, file: int, parts: Sequence[FilePart]) -> None:
     found = stored.manifest.files[file]
     stored.check_size(found)
-    checked, narrow = (parts, ()) if check_narrow or not found.sums else by_width(parts, found.size)
-    if checked or not narrow:
-        stored.storage.read(found.name, checked, sums=found.sums or None, done=meter.done)
-    if narrow:
-        stored.storage.read(found.name, narrow, done=meter.done)
+    stored.storage.read(found.name, parts, sums=found.sums or None, check_narrow=check_narrow, done=meter.done)
 
 
 def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:

@@ -18,7 +18,8 @@ from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
-from memstore.snapshot.manifest import Manifest, ManifestTensor, local_path
+from memstore.snapshot.buckets import path_or_url
+from memstore.snapshot.manifest import Manifest, ManifestTensor
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor, state_dict_of, view
 from memstore.snapshot.restore import restore
@@ -72,9 +73,9 @@ class Snapshot:
     def __init__(
         self, path: str | PathLike[str], pg: Any = None, storage_options: dict[str, Any] | None = None
     ) -> None:
-        self.path: str = local_path(path)
+        self.path: str = path_or_url(path)
         self.pg = pg
-        self._allow_pickle, self._timeout = StorageOptions.of(storage_options)
+        self._allow_pickle, self._timeout, self._bucket = StorageOptions.of(storage_options, self.path)
         self._stored: Stored | None = None
         self._manifest: Manifest | None = None  # where it is known, before anything is opened
 
@@ -91,6 +92,7 @@ class Snapshot:
         checksum: bool = True,
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
+        memory_budget_bytes: int | None = None,
     ) -> Snapshot:
         """Saves the state of some objects. The snapshot becomes visible completely, or not at all.
 
@@ -120,7 +122,9 @@ class Snapshot:
             StoreTimeoutError: a rank did not come; the message names it.
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
-        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options)
+        options = TakeOptions.of(
+            path, replicated, durability, checksum, allow_pickle, storage_options, memory_budget_bytes
+        )
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
             manifest = take(prepared, progress)
@@ -139,6 +143,7 @@ class Snapshot:
         checksum: bool = True,
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
+        memory_budget_bytes: int | None = None,
     ) -> PendingSnapshot:
         """Takes a snapshot like `take`, but returns as soon as the tensors may change: a process writes their copies.
 
@@ -165,11 +170,13 @@ class Snapshot:
             ResourceLimitError: the copies don't fit into the machine's memory.
             AlreadyExistsError, ValueError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
-        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options)
+        options = TakeOptions.of(
+            path, replicated, durability, checksum, allow_pickle, storage_options, memory_budget_bytes
+        )
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
             meter = ProgressMeter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
-            pending = start(prepared, meter)
+            pending = start(prepared, meter, options.bucket)
         given = {"allow_pickle": allow_pickle, **(storage_options or {})}
         return PendingSnapshot(pending, lambda manifest: cls._of(manifest, pending.path, pg, given))
 
@@ -287,7 +294,7 @@ class Snapshot:
     def _open(self) -> Stored:
         """Returns what is read of the snapshot; see `stored_of`."""
         if self._stored is None:
-            self._stored = Stored(self.path, self._manifest)
+            self._stored = Stored(self.path, self._manifest, self._bucket)
         return self._stored
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -306,7 +313,7 @@ class Snapshot:
 
     def _options(self) -> dict[str, Any]:
         """Returns the storage options that it was opened with."""
-        return {"allow_pickle": self._allow_pickle, "timeout": self._timeout}
+        return {**self._bucket, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __str__(self) -> str:
         """Returns a table of its entries; just its path if it can't be read."""

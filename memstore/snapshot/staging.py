@@ -35,7 +35,8 @@ from memstore._threads import Hooks, around_forks
 from memstore.engine import ALIGNMENT, SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError, UnsupportedValueError, lack_of, way_out
 from memstore.snapshot.chunks import in_parallel
-from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient
+from memstore.snapshot.buckets import is_url
+from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient, write_here
 from memstore.structure import CopyPlan, GatheredCopy, PlainCopy, copy_tensors, modes, why_no_memory
 
 # --- The steps -------------------------------------------------------------------------------------------------------
@@ -83,6 +84,7 @@ class StagedTensors:
         durable: bool = True,
         checksum: bool = True,
         done: Callable[[int], None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> PendingWrite:
         """Hands the memory to the writer, once, which makes files of it. Returns at once.
 
@@ -92,6 +94,7 @@ class StagedTensors:
             part: of a rank, encoded, where the files are a part of a snapshot (`publishing.finish_part`).
             durable, checksum: as for `FileStorage.write`.
             done: called, in a thread of its own, with the bytes that were written since; must not raise.
+            options: for a bucket, where `folder` is a URL.
 
         Raises:
             ResourceLimitError: no writer could be started, or there are too many names and headers.
@@ -99,12 +102,15 @@ class StagedTensors:
         block, pool = self.block, self._stager.pool
         self._release.detach()
         self._block = None
-        path = os.path.abspath(folder)
+        path = str(folder) if is_url(folder) else os.path.abspath(folder)
         pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block), done)
         place = os.fsencode(path)
-        job = WriteJob(next(_numbers), place, list(files), part, durable, checksum, done is not None)
+        job = WriteJob(next(_numbers), place, list(files), part, durable, checksum, done is not None, options)
         try:
-            self._stager.send(job, block.fd, pending)
+            if path.startswith("memory://"):  # of this process
+                write_here(job, block.bytes.data, pending)
+            else:
+                self._stager.send(job, block.fd, pending)
         except BaseException:  # an exception of a signal's handler may come when the writer has the memory already
             pool.drop(block)
             raise

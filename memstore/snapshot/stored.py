@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -32,6 +32,7 @@ from memstore.errors import (
 )
 from memstore.listing import near
 from memstore.sharding import Box, cover_of
+from memstore.snapshot.buckets import is_url
 from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.manifest import (
     MANIFEST,
@@ -43,7 +44,8 @@ from memstore.snapshot.manifest import (
     load_manifest,
     path_of,
 )
-from memstore.snapshot.storage import FileStorage, ProgressMeter, hold, verify_file
+from memstore.snapshot.objects import storage_at
+from memstore.snapshot.storage import ProgressMeter, hold, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
@@ -71,18 +73,23 @@ class Value(NamedTuple):
 class Stored:
     """A snapshot, opened for reading. Raises NotAStoreError if there is none.
 
-    While it lives, no CheckpointManager removes the snapshot.
+    While it lives, no CheckpointManager removes the snapshot, if that lies on a file system.
+
+    Args:
+        options: for a bucket.
 
     Attributes:
-        path: of its folder.
+        path: of its folder, or its URL.
         storage, manifest: what is read.
     """
 
-    def __init__(self, path: str, manifest: Manifest | None = None) -> None:
-        self.path = path
-        self.manifest = load_manifest(path) if manifest is None else manifest
-        self.storage = FileStorage(path)
-        self._held = hold(path)
+    def __init__(
+        self, path: str, manifest: Manifest | None = None, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path, self.options = path, options
+        self.manifest = load_manifest(path, options) if manifest is None else manifest
+        self.storage = storage_at(path, options, files=self.manifest.files)
+        self._held = None if is_url(path) else hold(path)
         self._values: dict[int, Value] = {}
         self._tensors: dict[int, dict[str, ManifestTensor]] = {}
         self._by_path: dict[str, ManifestTensor] | None = None
@@ -204,7 +211,7 @@ class Stored:
     def _change(self) -> str | None:
         """Says what has become of the manifest since it was read; None if it is there, or can't be read."""
         try:
-            return None if load_manifest(self.path).id == self.manifest.id else "overwritten"
+            return None if load_manifest(self.path, self.options).id == self.manifest.id else "overwritten"
         except NotAStoreError:
             return "removed"
         except MemstoreError:

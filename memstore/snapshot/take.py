@@ -19,7 +19,7 @@ import contextlib
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -27,7 +27,7 @@ import msgspec
 import torch
 
 from memstore import _modes as modes
-from memstore._arguments import flag
+from memstore._arguments import flag, whole_number
 from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
 from memstore._ranks import RankError
@@ -41,6 +41,7 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
+from memstore.snapshot.buckets import check_options, is_url, path_or_url
 from memstore.snapshot.drafts import FileDraft, Naming, Offer, draft, lone_replicas, offers_of, own_bytes, partition
 from memstore.snapshot.manifest import (
     CLAIM,
@@ -51,12 +52,13 @@ from memstore.snapshot.manifest import (
     check_length,
     claim_name,
     failure_name,
-    local_path,
+    others_among,
     others_in,
     part_name,
     path_of,
     read_manifest,
 )
+from memstore.snapshot.objects import ObjectStorage, Storage, storage_at
 from memstore.snapshot.publishing import (
     SnapshotPart,
     Take,
@@ -83,23 +85,33 @@ from memstore.snapshot.writer import PendingWrite, StagedFile
 # --- Options ---------------------------------------------------------------------------------------------------------
 
 
+_OPTIONS = ("allow_pickle", "timeout")  # of all storages
+
+
 class StorageOptions(NamedTuple):
-    """The `storage_options` of `Snapshot`."""
+    """The `storage_options` of `Snapshot`.
+
+    Attributes:
+        bucket: those for an object store; obstore knows their names.
+    """
 
     allow_pickle: bool
     timeout: float
+    bucket: dict[str, Any]
 
     @classmethod
-    def of(cls, given: dict[str, Any] | None) -> StorageOptions:
-        """Raises TypeError or ValueError for options that memstore doesn't have."""
-        options = given or {}
-        unknown = set(options) - set(cls._fields)
-        if unknown:
-            raise TypeError(f"storage_options has {sorted(unknown)}; memstore knows {sorted(cls._fields)}")
+    def of(cls, given: Mapping[str, Any] | None, path: str) -> StorageOptions:
+        """Raises TypeError or ValueError for options that memstore doesn't have, or not for this path."""
+        options = dict(given or {})
+        bucket = {key: value for key, value in options.items() if key not in _OPTIONS}
+        if is_url(path):
+            check_options(bucket)
+        elif bucket:
+            raise TypeError(f"storage_options has {sorted(bucket)}; memstore knows {sorted(_OPTIONS)}")
         timeout = options.get("timeout")
         timeout = TIMEOUT if timeout is None else timeout
         deadline_after(timeout)  # raises for what is no number of seconds
-        return cls(flag("allow_pickle", options.get("allow_pickle") or False), timeout)
+        return cls(flag("allow_pickle", options.get("allow_pickle") or False), timeout, bucket)
 
 
 class TakeOptions(NamedTuple):
@@ -110,15 +122,33 @@ class TakeOptions(NamedTuple):
     checksum: bool
     allow_pickle: bool
     timeout: float  # seconds for the other ranks in each step
+    bucket: dict[str, Any]  # options for an object store
+    budget: int | None  # bytes of memory for uploads
 
     @classmethod
     def of(
-        cls, replicated: Any, durability: Any, checksum: Any, allow_pickle: Any, storage_options: Any
+        cls,
+        path: Any,
+        replicated: Any,
+        durability: Any,
+        checksum: Any,
+        allow_pickle: Any,
+        storage_options: Any,
+        memory_budget_bytes: Any = None,
     ) -> TakeOptions:
         """Raises TypeError or ValueError for what can't be meant, and storage options that memstore doesn't have."""
         flag("checksum", checksum)
         flag("allow_pickle", allow_pickle)
-        return cls(replicated or (), durability, checksum, allow_pickle, StorageOptions.of(storage_options).timeout)
+        given = StorageOptions.of(storage_options, path_or_url(path))
+        if memory_budget_bytes is not None and whole_number("memory_budget_bytes", memory_budget_bytes) < 1:
+            raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {memory_budget_bytes!r}")
+        return cls(
+            replicated or (), durability, checksum, allow_pickle, given.timeout, given.bucket, memory_budget_bytes
+        )
+
+    def storage(self, path: str) -> Storage:
+        """Returns the storage at a path or URL, which is there."""
+        return storage_at(path, self.bucket, budget=self.budget)
 
 
 # --- Steps 1 to 3: the ranks agree on who writes what ----------------------------------------------------------------
@@ -128,7 +158,7 @@ class PreparedTake(NamedTuple):
     """A rank's side of a take, before anything is written."""
 
     ranks: RankGroup
-    storage: FileStorage
+    storage: Storage
     part: SnapshotPart
     files: list[FileDraft]
     nbytes: int  # of the files
@@ -147,7 +177,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
     """Takes the steps up to the writing. Returns what this rank is to write."""
     ranks = RankGroup(group, options.timeout)
     take: Take | None = None
-    storage: FileStorage | None = None
+    storage: Storage | None = None
     may_write = False  # whether other ranks may be writing
     try:
         # 1. Rank 0 looks that there is no snapshot, makes the folder, and claims its plain names if nobody has.
@@ -175,7 +205,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
             globs = set.intersection(*(set(said.replicated) for said in opening)) if ranks.size > 1 else ()
             walker = StateWalker(allow_pickle=options.allow_pickle)
             with ranks.together() as step:
-                storage = storage or FileStorage(begun.path)
+                storage = storage or options.storage(begun.path)
                 # modules first: a tensor has the name of its first leaf, and a dict may hold a model's tensors, too
                 modules_first = sorted(dicts, key=lambda key: not isinstance(app_state[key], torch.nn.Module))
                 values = [walker.add(key, dicts[key]) for key in modules_first]
@@ -203,7 +233,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
     except BaseException as error:
         ranks.leave(error)
         if take is not None:
-            abandon(FileStorage(take.path), take, [], ranks.rank, all_ended=ranks.all_know or not may_write)
+            abandon(storage or options.storage(take.path), take, [], ranks.rank, all_ended=ranks.all_know or not may_write)
         raise
 
 
@@ -214,11 +244,13 @@ def _check_arguments(path: Any, app_state: Any, options: TakeOptions) -> tuple[A
         raise ValueError(f"durability is 'process' or 'disk', and not {options.durability!r}")
     if isinstance(options.replicated, str) or not all(isinstance(glob, str) for glob in options.replicated):
         raise TypeError(f"replicated is a list of patterns, and not {options.replicated!r}")
-    return checked, local_path(path)
+    return checked, path_or_url(path)
 
 
-def _begin(path: str, world_size: int, options: TakeOptions) -> tuple[Take, FileStorage]:
+def _begin(path: str, world_size: int, options: TakeOptions) -> tuple[Take, Storage]:
     """Makes the folder, and claims names in it, on rank 0. Raises AlreadyExistsError for what is there."""
+    if is_url(path):
+        return _begin_in_bucket(path, world_size, options)
     if os.path.lexists(f"{path}/{MANIFEST}"):
         raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
     if os.path.lexists(f"{path}/memstore.json"):
@@ -229,6 +261,24 @@ def _begin(path: str, world_size: int, options: TakeOptions) -> tuple[Take, File
         raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
     take = new_take(path, world_size, durable=options.durability == "disk", checksum=options.checksum)
     return FileStorage.create_for(path, partial(_claim, take), durable=take.durable)
+
+
+def _begin_in_bucket(path: str, world_size: int, options: TakeOptions) -> tuple[Take, Storage]:
+    """Leaves a claim, which says until when `prune` must not take the take for a dead one.
+
+    All takes have the plain names here: what they put under one name is the same.
+    """
+    storage = options.storage(path)
+    if isinstance(storage, ObjectStorage) and storage.is_here and world_size > 1:
+        raise ValueError(f"{path} is memory of one process, and {world_size:,} ranks take this snapshot")
+    names = storage.names()
+    if MANIFEST in names:
+        raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
+    for other in others_among(names):
+        raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): take to another path, or remove it first")
+    take = new_take(path, world_size, durable=options.durability == "disk")
+    storage.publish(claim_name(take.id), b"", durable=False)
+    return msgspec.structs.replace(take, plain=True), storage
 
 
 def _claim(take: Take, storage: FileStorage) -> tuple[Take, FileStorage]:
@@ -302,8 +352,12 @@ def take(prepared: PreparedTake, progress: Progress | bool | None) -> Manifest:
 # --- Steps 4 to 6 of an asynchronous take ----------------------------------------------------------------------------
 
 
-def start(prepared: PreparedTake, meter: ProgressMeter) -> PendingTake:
-    """Copies the tensors of a take that is prepared, and hands them to the writer. When it returns, they may change."""
+def start(prepared: PreparedTake, meter: ProgressMeter, options: dict[str, Any] | None = None) -> PendingTake:
+    """Copies the tensors of a take that is prepared, and hands them to the writer. When it returns, they may change.
+
+    Args:
+        options: for a bucket.
+    """
     ranks, storage, part, files, _ = prepared
     take = part.take
     staged: StagedTensors | None = None
@@ -323,6 +377,7 @@ def start(prepared: PreparedTake, meter: ProgressMeter) -> PendingTake:
             durable=take.durable,
             checksum=take.checksum,
             done=meter.done,
+            options=options,
         )
     except BaseException as error:
         if staged is not None:
@@ -336,7 +391,7 @@ def start(prepared: PreparedTake, meter: ProgressMeter) -> PendingTake:
 
 
 _PROGRESS_FAILED = "the snapshot is there, but progress= was called no more after it raised {!r}"
-_FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder
+_FIRST_LOOK = 0.002  # seconds between two looks at the folder
 
 
 class PendingTake:
@@ -417,7 +472,7 @@ class PendingTake:
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(f"the snapshot {self.path}: {self._missing()}")
             time.sleep(pause)
-            pause = min(2 * pause, _LAST_LOOK)
+            pause = min(2 * pause, self._storage.look_pause)
 
     def _missing(self) -> str:
         """Says what the wait was for, and what to do."""
@@ -438,9 +493,10 @@ class PendingTake:
 
     def _failure(self) -> Exception | None:
         """Returns what another rank has noted. Without its part nobody can publish: so this rank's files go."""
-        for rank in range(self._take.world_size):
-            name = failure_name(self._take.id, rank)
-            if self._storage.size(name) is not None:
+        names = {failure_name(self._take.id, rank): rank for rank in range(self._take.world_size)}
+        found = self._storage.present(names) if len(names) > 1 else ()
+        for name, rank in names.items():
+            if name in found:
                 with contextlib.suppress(KeyNotFoundError, CorruptionError, *UNDECODABLE):
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
                     if not self._has_part(rank):
@@ -456,16 +512,17 @@ class PendingTake:
         raise error
 
     def _has_part(self, rank: int) -> bool:
-        return self._storage.size(part_name(self._take.id, rank)) is not None
+        name = part_name(self._take.id, rank)
+        return name in self._storage.present([name])
 
     def _abandon(self, files: list[str]) -> None:
         """Removes what this rank has written, once the take can't be published any more."""
-        others = set(range(self._take.world_size)) - {self._rank}
-        failed = all(self._storage.size(failure_name(self._take.id, rank)) is not None for rank in others)
+        others = {failure_name(self._take.id, rank) for rank in range(self._take.world_size) if rank != self._rank}
+        failed = not others or self._storage.present(others) == others
         abandon(self._storage, self._take, files, self._rank, all_ended=failed)
 
 
-def tell_others(storage: FileStorage, take: Take, rank: int, error: BaseException) -> None:
+def tell_others(storage: Storage, take: Take, rank: int, error: BaseException) -> None:
     """Leaves a note of what has failed here, for the other ranks' `wait`."""
     note = msgspec.json.encode([type(error).__name__, str(error)])
     with contextlib.suppress(MemstoreError, OSError):
