@@ -25,7 +25,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -211,7 +211,7 @@ class ObjectStorage:
             end = run.end
         if end != size:
             raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
-        there = self._listing(again=True) if groups else {}
+        there = self._listing() if groups else {}
         buffers = _Buffers()
         put = partial(self._put_piece, name, there, buffers)
         report = (lambda _: None) if done is None else lambda group: done(sum(run.nbytes for run in group))
@@ -457,6 +457,27 @@ class ObjectStorage:
                 self._found = self._bucket.list(self._url.key)
             return self._found
 
+    def prune(self, named: Iterable[str], is_ours: Callable[[str], bool], older_than: float) -> Pruned:
+        """Removes what takes and saves have left that died.
+
+        Nothing is removed while a claim, a part or the trace of a save is younger: such a take may go on, and use what
+        an earlier one has left.
+
+        Args:
+            named: the objects that a manifest names.
+            is_ours: whether a take, or a save, has left an object of this name.
+            older_than: seconds. What is younger stays.
+        """
+        found, kept = self._listing(again=True), set(named)
+        now = datetime.now(timezone.utc)
+        ours = {name: one for name, one in found.items() if name not in kept and is_ours(name)}
+        young = [name for name, one in ours.items() if (now - one.modified).total_seconds() < older_than]
+        if young:
+            return Pruned(0, 0, len(ours), young[0])
+        # Claims and parts say whose the pieces are: so they go last.
+        self.remove_all(sorted(ours, key=lambda name: _PIECE_NAME.fullmatch(name) is None))
+        return Pruned(len(ours), sum(one.size for one in ours.values()), 0, "")
+
     def _known(self, name: str) -> SizedFile:
         if name not in self._files:
             raise KeyNotFoundError(f"{self._path_of(name)} is no file of the snapshot that was opened here")
@@ -467,6 +488,21 @@ class ObjectStorage:
 
     def _path_of(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+
+class Pruned(NamedTuple):
+    """The result of `ObjectStorage.prune`.
+
+    Attributes:
+        objects, nbytes: that were removed.
+        kept: how many stay, since one of them is young.
+        young: the name of that.
+    """
+
+    objects: int
+    nbytes: int
+    kept: int
+    young: str
 
 
 class _Fetch(NamedTuple):

@@ -47,6 +47,7 @@ from memstore.snapshot.manifest import (
     claim_name,
     encode_manifest,
     id_of,
+    is_file_name,
     is_id,
     is_torch_data,
     others_at,
@@ -57,7 +58,7 @@ from memstore.snapshot.manifest import (
     take_of,
     trace_of,
 )
-from memstore.snapshot.objects import ObjectStorage, Storage, file_of, storage_at
+from memstore.snapshot.objects import ObjectStorage, Pruned, Storage, file_of, storage_at
 from memstore.snapshot.storage import FileStorage, is_unfinished
 
 # --- Parts: what each rank wrote, as it travels between ranks and to the writer --------------------------------------
@@ -488,6 +489,28 @@ def abandon(storage: Storage, take: Take, written: Sequence[str], rank: int, *, 
                 if own:
                     storage.remove(CLAIM)
         storage.remove_place()
+
+
+OLD = 86400.0  # seconds after which nobody goes on with a take, unless somebody says otherwise
+
+
+def prune(url: str, options: Mapping[str, Any] | None = None, *, older_than: float = OLD) -> Pruned:
+    """Removes what takes and saves at a URL have left that died. The snapshot, and files of others, stay.
+
+    Args:
+        older_than: seconds; nothing is removed while some of it is younger than that.
+
+    Raises:
+        CorruptionError, FormatVersionError: the manifest can't be read, so it isn't known what it names.
+    """
+    storage = ObjectStorage(url, options)
+    manifest = present_manifest(storage)
+    named = [name for file in manifest.files for name in storage.names_of(file)] if manifest is not None else []
+    return storage.prune(named, _is_left, older_than)
+
+
+def _is_left(name: str) -> bool:
+    return trace_of(name) is not None or (file_of(name) != name and is_file_name(file_of(name)))
 
 
 # --- Leftovers of saves ----------------------------------------------------------------------------------------------
