@@ -141,6 +141,26 @@ def of_no_place(path: str) -> str:
     return "; paths are those of this host, or of storage that is mounted there" if ":/" in path else ""
 
 
+_BUCKETS = ("s3", "gs", "gcs", "az", "memory")
+
+
+def is_flattened(path: object) -> bool:
+    """Returns whether a path was the URL of a bucket, of which a Path has removed a slash: "s3:/bucket/run"."""
+    return isinstance(path, str) and ":/" in path and path.partition(":/")[0].lower() in _BUCKETS
+
+
+def refuse_url(path: object, what: str, instead: str) -> None:
+    """Raises ValueError if a call that takes files of this host was given a URL: it would make a folder "s3:".
+
+    Args:
+        what: takes them: "attach".
+        instead: what to do.
+    """
+    found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
+    if is_flattened(found) or (isinstance(found, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", found)):
+        raise ValueError(f"{found!r:.200}: {what} takes files of this host, and no URL: {instead}")
+
+
 def check_new_folder(path: str) -> None:
     """Raises ValueError for a folder "~" that isn't there: a new one would be taken for one's own, and removed."""
     if os.path.basename(path) == "~" and not os.path.lexists(path):

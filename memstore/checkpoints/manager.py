@@ -33,21 +33,23 @@ from memstore._ranks import RankStore
 from memstore._threads import between_forks
 from memstore._wording import an, first_of
 from memstore.checkpoints.backends import BackendOptions, CheckpointBackend, PendingSave, SnapshotBackend
+from memstore.checkpoints.buckets import steps_at
 from memstore.checkpoints.folders import (
     MOST_STEPS,
     Backend,
     Best,
+    Closable,
     RankingRule,
     Retention,
     SavedStep,
-    StepFolders,
     StepStorage,
     current,
     newest,
 )
-from memstore.engine import OwnedFile, deadline_after
+from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSnapshotError, StoreClosedError, StoreTimeoutError
 from memstore.snapshot import AppState, Snapshot, load_manifest
+from memstore.snapshot.buckets import bucket_options
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class RunningSave(NamedTuple):
     """A save that goes on while training does, and what keeps its folder from being removed."""
 
     pending: PendingSave
-    held: OwnedFile | None
+    held: Closable | None
 
 
 @modes.uncompiled_methods
@@ -96,10 +98,11 @@ class CheckpointManager:
 
     A step is saved completely, or not at all: what a job leaves that dies is neither counted nor restored, and the next
     save removes it. Several rules may keep a step. No rule removes the newest whole step, a step that somebody reads
-    (on this host, or wherever the file system's locks reach), or one that no manager saved.
+    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks: who
+    reads a step there that is removed gets a VersionGoneError, and what a job leaves that dies goes after a day.
 
     Args:
-        root: the folder, which the first save creates.
+        root: the folder, which the first save creates; or a URL: s3://, gs://, az://.
         keep_last: how many of the newest steps stay; None: all.
         keep_every: steps whose number is a multiple of this stay, too.
         keep_best: so many of the best steps stay, too.
@@ -110,7 +113,8 @@ class CheckpointManager:
         backend: "snapshot", or "dcp" for checkpoints of `torch.distributed.checkpoint` (in memstore's format).
             `restore` reads both, whichever it is.
         replicated: as of `Snapshot.take`, for snapshots: patterns of what all ranks have alike.
-        storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore).
+        storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore); those of a
+            bucket.
 
     Raises:
         TypeError, ValueError: an argument isn't one of these.
@@ -167,8 +171,8 @@ class CheckpointManager:
         if backend == "dcp":
             with between_forks():
                 from memstore.checkpoints.dcp import DcpBackend
-            self._backend = DcpBackend()
-        self._storage: StepStorage = StepFolders(root)
+            self._backend = DcpBackend(bucket_options(storage_options))
+        self._storage: StepStorage = steps_at(root, bucket_options(storage_options))
         self._running: RunningSave | None = None
         self._removal: threading.Thread | None = None
         self._has_place = False  # whether it is known which step this run continues
@@ -244,10 +248,10 @@ class CheckpointManager:
             self._stopping = True
         return True
 
-    def _begin(self, step: int, metrics: object) -> tuple[str, OwnedFile | None, bool]:
+    def _begin(self, step: int, metrics: object) -> tuple[str, Closable | None, bool]:
         """Takes step 1 of a save. Returns the name of its folder, what keeps that, and whether a signal has come."""
         ranks = RankGroup(None, self._timeout)
-        held: OwnedFile | None = None
+        held: Closable | None = None
         try:
             with ranks.together() as word:
                 self._settle(None)
@@ -341,7 +345,7 @@ class CheckpointManager:
         """
         wanted = None if step is None else whole_number("step", step)
         ranks = RankGroup(None, self._timeout)
-        held: OwnedFile | None = None
+        held: Closable | None = None
         try:
             with ranks.together() as word:
                 self._settle(None)
@@ -358,7 +362,9 @@ class CheckpointManager:
                 with between_forks():
                     from memstore.checkpoints import dcp
                 is_torchs = chosen.reader == "torch"
-                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=self._options.allow_pickle)
+                options = bucket_options(self._options.storage)
+                allow_pickle = self._options.allow_pickle
+                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=allow_pickle, options=options)
         except BaseException as error:
             ranks.leave(error)
             raise
@@ -436,7 +442,7 @@ class CheckpointManager:
         for saved in gone:
             self._storage.remove(saved)
 
-    def _choose(self, step: int | None) -> tuple[ChosenStep, OwnedFile | None]:
+    def _choose(self, step: int | None) -> tuple[ChosenStep, Closable | None]:
         """Returns the step to restore, and keeps it from being removed. Another manager may remove it just now."""
         for _ in range(_CHOICES):
             found = self._storage.steps()
@@ -449,11 +455,16 @@ class CheckpointManager:
                 raise NoSnapshotError(f"{self.root} has no checkpoint of step {step:,}; it has {there}")
             held = self._storage.hold(chosen.name)
             if any(saved.name == chosen.name and saved.is_whole for saved in self._storage.steps()):
-                is_dcps = chosen.format == "memstore" and _is_of_dcp(self._storage.path(chosen.name))
+                is_dcps = chosen.format == "memstore" and self._is_of_dcp(chosen.name)
                 reader = "torch" if chosen.format == "dcp" else "dcp" if is_dcps else "snapshot"
                 return ChosenStep(chosen.step, chosen.name, reader), held
             _close(held)
         raise NoSnapshotError(f"{self.root}: another process removes each step as soon as it was chosen")
+
+    def _is_of_dcp(self, name: str) -> bool:
+        """Returns whether a snapshot is a checkpoint of DCP: by its values, as `memstore convert` tells it."""
+        found = load_manifest(self._storage.path(name), bucket_options(self._options.storage))
+        return {value.key for value in found.values} - {"wrapped"} == {"state", "bytes", "dcp"}
 
     def _tell_of_going_back(self, step: int) -> None:
         """Warns of a run that begins before the newest step and restored none: it makes that the newest one."""
@@ -474,15 +485,9 @@ class CheckpointManager:
             raise StoreClosedError(f"{self!r} saves nothing any more: make another manager")
 
 
-def _close(held: OwnedFile | None) -> None:
+def _close(held: Closable | None) -> None:
     if held is not None:
         held.close()
-
-
-def _is_of_dcp(path: str) -> bool:
-    """Returns whether a snapshot is a checkpoint of DCP: by its values, as `memstore convert` tells it."""
-    values = {value.key for value in load_manifest(path).values}
-    return values - {"wrapped"} == {"state", "bytes", "dcp"}
 
 
 def _rank() -> int:

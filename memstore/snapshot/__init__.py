@@ -21,7 +21,19 @@ from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import buckets, chunks, drafts, manifest, objects, publishing, ranks, reading, staging, storage, stored
+    from memstore.snapshot import (
+        buckets,
+        chunks,
+        drafts,
+        manifest,
+        objects,
+        publishing,
+        ranks,
+        reading,
+        staging,
+        storage,
+        stored,
+    )
     from memstore.snapshot.chunks import in_parallel
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot

@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from memstore._threads import between_forks
-from memstore._wording import first_line
+from memstore._wording import first_line, is_flattened
 from memstore.errors import (
     AlreadyExistsError,
     CredentialsError,
@@ -43,7 +43,6 @@ from memstore.errors import (
 
 _SCHEMES = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "memory": "memory"}
 _LOCAL = ("file", "fs")
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _KNOWN = "s3://, gs:// (or gcs://), az://, memory:// and file://"
 
 
@@ -69,11 +68,6 @@ def is_url(path: Any) -> bool:
     return isinstance(path, str) and path.partition("://")[0] in _SCHEMES and "://" in path
 
 
-def looks_like_url(path: Any) -> bool:
-    """Returns whether a text begins as a URL of any kind does. A folder may be called so, too; nobody means that."""
-    return isinstance(path, str) and _URL.match(path) is not None
-
-
 def path_or_url(path: Any) -> str:
     """Returns the absolute path of a folder, or a URL of a bucket as all of memstore writes it.
 
@@ -84,22 +78,14 @@ def path_or_url(path: Any) -> str:
     found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(found, str) or not found or "\0" in found:
         raise TypeError(f"path is that of a folder, or a URL, as text, and not {path!r:.100}")
-    match = _URL.match(found)
-    if match is None and "://" not in found:
-        if isinstance(path, os.PathLike):
-            _refuse_flattened(found)
+    if "://" not in found:
+        if isinstance(path, os.PathLike) and is_flattened(found):
+            raise ValueError(f"{found!r} was a URL, of which pathlib.Path removes a slash: give it as text")
         return os.path.abspath(found)
-    scheme = "" if match is None else match[1].lower()
+    scheme = found.partition("://")[0].lower()
     if scheme in _LOCAL:
         return os.path.abspath(found.partition("://")[2].removeprefix("localhost"))
     return str(parse_url(found))
-
-
-def _refuse_flattened(path: str) -> None:
-    """Raises ValueError for a URL that a Path has taken a slash of: pathlib.Path("s3://a/b") is "s3:/a/b"."""
-    scheme, colon, _ = path.partition(":/")
-    if colon and scheme in _SCHEMES:
-        raise ValueError(f"{path!r} was a URL, of which pathlib.Path removes a slash: give it as text")
 
 
 def parse_url(url: str) -> BucketUrl:
@@ -118,21 +104,6 @@ def parse_url(url: str) -> BucketUrl:
     return BucketUrl(known, bucket, key)
 
 
-def refuse_url(path: Any, what: str, instead: str) -> None:
-    """Raises ValueError if a call that takes files of this host was given a URL: it would make a folder "s3:".
-
-    Args:
-        what: takes them: "attach".
-        instead: what to do.
-    """
-    if looks_like_url(path) or (isinstance(path, os.PathLike) and is_flattened(os.fspath(path))):  # pyright: ignore[reportUnknownArgumentType]
-        raise ValueError(f"{str(path)!r:.200}: {what} takes files of this host, and no URL: {instead}")  # pyright: ignore[reportUnknownArgumentType]
-
-
-def is_flattened(path: Any) -> bool:
-    return isinstance(path, str) and path.partition(":/")[0] in _SCHEMES and ":/" in path
-
-
 # --- Options ---------------------------------------------------------------------------------------------------------
 
 
@@ -144,6 +115,14 @@ _MOST_RETRIES = 12
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 15.0  # seconds of the backoff
 _PROBE = 1.0  # seconds for the service that gives a machine in a cloud its credentials
 _SECONDS = 3600.0  # the most that a request may take, or be repeated for
+
+
+OF_ALL = ("allow_pickle", "timeout")  # storage_options that folders have, too
+
+
+def bucket_options(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns those `storage_options` that are for a bucket."""
+    return {key: value for key, value in (given or {}).items() if key not in OF_ALL}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -328,11 +307,11 @@ class Bucket:
             found = self._obstore.list_with_delimiter(self._store, prefix)
         return {one["path"][len(prefix) + 1 :]: _object_of(one) for one in found["objects"]}
 
-    def folders(self, prefix: str) -> list[str]:
-        """Returns what stands between "PREFIX/" and the next "/" in names of objects, sorted."""
+    def list_all(self, prefix: str) -> dict[str, BucketObject]:
+        """Returns the objects "PREFIX/NAME" by name, those with a further "/" in it too."""
         with self._errors(prefix):
-            found = self._obstore.list_with_delimiter(self._store, prefix)
-        return sorted(one.rstrip("/").rpartition("/")[2] for one in found["common_prefixes"])
+            found = [one for some in self._obstore.list(self._store, prefix) for one in some]
+        return {one["path"][len(prefix) + 1 :]: _object_of(one) for one in found}
 
     def remove(self, names: Sequence[str]) -> None:
         """Removes objects; one that isn't there is as one that was removed."""
@@ -482,14 +461,21 @@ def error_of(url: BucketUrl, place: str, error: Exception) -> MemstoreError | OS
             "so far is used then"
         )
     if any(mark in text for mark in _FIND_CREDENTIALS) and status not in (429, 503):
-        return CredentialsError(f"{place}: no credentials were found ({first_line(error):.200}): {_say_credentials(url)}")
+        return CredentialsError(
+            f"{place}: no credentials were found ({first_line(error):.200}): {_say_credentials(url)}"
+        )
     if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
         return PermissionDeniedError(
             f"{place}: the service denies it ({said}): the credentials need {_NEEDED[url.scheme]} for this path"
         )
     if isinstance(error, FileNotFoundError) or kind == "NotFoundError":
         return KeyNotFoundError(f"{place} is missing")
-    if kind in ("NotSupportedError", "NotImplementedError") or status == _UNSUPPORTED or code == "NotImplemented" or "not implemented" in text:
+    if (
+        kind in ("NotSupportedError", "NotImplementedError")
+        or status == _UNSUPPORTED
+        or code == "NotImplemented"
+        or "not implemented" in text
+    ):
         return UnsupportedFilesystemError(f"{place}: the service can't do this ({said})")
     if status == 429 or code in _THROTTLED:
         return ThrottledError(

@@ -154,9 +154,7 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[ChunkRun]:
     return found
 
 
-def by_width(
-    parts: Iterable[FilePart], size: int, slack: int | None = None
-) -> tuple[list[FilePart], list[FilePart]]:
+def by_width(parts: Iterable[FilePart], size: int, slack: int | None = None) -> tuple[list[FilePart], list[FilePart]]:
     """Cuts the parts at the ends of chunks. Returns those of chunks of which at least half is wanted, and the others.
 
     Args:

@@ -25,9 +25,9 @@ from memstore.errors import ShardMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, narrow_to
 from memstore.snapshot.chunks import Done, FilePart, LateBytes
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
+from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish
 from memstore.snapshot.stateful import HeldTensor, StateWalker
-from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.stored import check_cover
 from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory

@@ -31,7 +31,7 @@ from memstore.errors import (
 )
 from memstore.snapshot.buckets import is_url
 from memstore.snapshot.chunks import SUM_SIZE, size_of_sums
-from memstore.snapshot.objects import Storage, storage_at
+from memstore.snapshot.objects import Storage, download, storage_at, upload
 from memstore.snapshot.storage import FileStorage
 
 # --- Names of files and tensors --------------------------------------------------------------------------------------
@@ -385,6 +385,18 @@ def _load_from_bucket(path: str, options: Mapping[str, Any] | None) -> Manifest:
             "a take that was not finished leaves none"
         )  # fmt: skip
         raise kind(f"{path} is no snapshot: {what}; {why}") from None
+
+
+def download_snapshot(url: str, folder: str, options: Mapping[str, Any] | None = None) -> None:
+    """Makes a folder of a snapshot in a bucket. Raises as `load_manifest` and `download`."""
+    manifest = load_manifest(url, options)
+    os.mkdir(folder)
+    download(url, folder, manifest.files, MANIFEST, options)
+
+
+def upload_snapshot(folder: str, url: str, options: Mapping[str, Any] | None = None) -> None:
+    """Puts the snapshot in a folder into a bucket. Raises as `load_manifest` and `upload`."""
+    upload(folder, url, load_manifest(folder).files, MANIFEST, options)
 
 
 def _checksum(text: bytes | bytearray, at: int) -> bytes:

@@ -19,12 +19,11 @@ What a manifest doesn't name belongs to takes that go on, failed or died. The ta
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -35,11 +34,8 @@ import xxhash
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import (
     AlreadyExistsError,
-    CorruptionError,
     KeyNotFoundError,
-    MemstoreError,
     StorageError,
-    StoreTimeoutError,
     UnknownOutcomeError,
     UnsupportedFilesystemError,
 )
@@ -50,6 +46,7 @@ from memstore.snapshot.chunks import (
     ChunkRun,
     Done,
     FilePart,
+    LateBytes,
     LatePiece,
     by_width,
     damaged,
@@ -125,7 +122,6 @@ BUDGET = 512 << 20  # bytes of memory for pieces that have to be put together be
 _MOST_AT_ONCE = 16  # requests: more are throttled by services, and a connection has 50 to 100 MB/s
 _JOINED = 256 << 10  # bytes between two ranges that are fetched rather than left out: a request costs as much
 _SLACK = CHUNK // 32  # bytes more than are wanted, for which a whole chunk is fetched, and compared with its sum
-_LOOKS, _PAUSE = 8, 0.25  # at what another save puts in the place of the same manifest, and seconds between two
 _UNTIL_SETTLED = 2.0  # seconds until a manifest is looked at again, where the service has no conditional writes
 
 
@@ -604,3 +600,58 @@ def storage_at(
     storage = ObjectStorage(path, options, budget=budget)
     storage.know(files)
     return storage
+
+
+# --- Snapshots between folders and buckets ---------------------------------------------------------------------------
+
+
+def download(
+    url: str, folder: str, files: Sequence[SizedFile], manifest: str, options: Mapping[str, Any] | None
+) -> None:
+    """Writes the files of a snapshot in a bucket, and then its manifest, into a folder that exists, and is empty.
+
+    Args:
+        files: those of the snapshot.
+        manifest: the name of its manifest.
+        options: for the bucket.
+
+    Raises:
+        CorruptionError: something is missing or damaged.
+        StoreFullError: no room.
+    """
+    source = storage_at(url, options, files=files)
+    target = FileStorage(folder, file_mode=0o666)
+    for file in files:
+
+        def fetch(start: int, stop: int, file: SizedFile = file) -> memoryview:
+            memory = memoryview(bytearray(stop - start))
+            source.read(file.name, [FilePart(start, memory)], sums=file.sums)
+            return memory
+
+        ranges = [(start, min(start + PIECE, file.size)) for start in range(0, file.size, PIECE)]
+        parts = [FilePart(start, LateBytes(stop - start, partial(fetch, start, stop))) for start, stop in ranges]
+        target.write(file.name, file.size, parts, durable=False)
+    target.publish(manifest, source.read_bytes(manifest, 1 << 28), durable=False)
+
+
+def upload(folder: str, url: str, files: Sequence[SizedFile], manifest: str, options: Mapping[str, Any] | None) -> None:
+    """Puts the files of a snapshot in a folder, and then its manifest, into a bucket.
+
+    Raises:
+        AlreadyExistsError: there is a snapshot.
+        CorruptionError: a file isn't as the manifest says.
+    """
+    source, target = FileStorage(folder), ObjectStorage(url, options)
+    for file in files:
+
+        def load(start: int, stop: int, file: SizedFile = file) -> memoryview:
+            memory = memoryview(bytearray(stop - start))
+            source.read(file.name, [FilePart(start, memory)])
+            return memory
+
+        ranges = [(start, min(start + PIECE, file.size)) for start in range(0, file.size, PIECE)]
+        parts = [FilePart(start, LateBytes(stop - start, partial(load, start, stop))) for start, stop in ranges]
+        if target.write(file.name, file.size, parts, durable=True) != file.sums:
+            raise damaged(f"{folder}/{file.name}", "it doesn't fit its checksums")
+    target.confirm(files)
+    target.publish(manifest, source.read_bytes(manifest, 1 << 28), durable=True)

@@ -51,7 +51,6 @@ from memstore.snapshot.manifest import (
     is_id,
     is_torch_data,
     others_at,
-    others_in,
     part_name,
     read_manifest,
     save_name,
@@ -225,7 +224,7 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
             with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
                 storage.publish(INDEX, index, durable=take.durable)
         for save in {id_of(file.name) for file in earlier.files} if earlier is not None else ():
-            if save is not None:
+            if save is not None and not storage.is_remote:
                 leave_trace(storage, save)
         # 3. The manifest gets its name: the moment of publication. Killed after it: the snapshot, with leftovers.
         if replacing is not None:
@@ -246,7 +245,9 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
         keep = {name for file in manifest.files for name in storage.names_of(file)}
         if take.plain:
             keep.add(INDEX)
-        also = {name for file in earlier.files for name in storage.names_of(file)} if earlier is not None else set[str]()
+        also = (
+            {name for file in earlier.files for name in storage.names_of(file)} if earlier is not None else set[str]()
+        )
         if not storage.is_remote:
             remove_others(storage, keep, also, owner=claimant(storage) if replacing is None else None)
         elif replacing is None:
@@ -291,7 +292,9 @@ def remove_others(storage: Storage, keep: Collection[str], also: Collection[str]
     names = storage.names()
     traced = {id for id in map(trace_of, names) if id is not None}
     gone = [
-        name for name in names if name in also or is_unfinished(name) or take_of(file_of(name), owner, traced) is not None
+        name
+        for name in names
+        if name in also or is_unfinished(name) or take_of(file_of(name), owner, traced) is not None
     ]
     # Claims, parts and failures say whose the other files are: so they go after them.
     with contextlib.suppress(MemstoreError, OSError):  # the snapshot is there, whatever stays beside it
@@ -549,6 +552,15 @@ def leave_trace(storage: Storage, save: str) -> None:
     """Leaves the file that says that files with the id of this save are its own."""
     with contextlib.suppress(AlreadyExistsError):
         storage.publish(save_name(save), b"", durable=False)
+
+
+def abandon_save(storage: Storage, save: str) -> None:
+    """Removes what a save has put into a bucket, and its trace. Best effort: `prune` removes what stays."""
+    with contextlib.suppress(MemstoreError, OSError):
+        present = present_manifest(storage)
+        if present is None or present.id != save:
+            storage.remove_all([name for name in storage.names() if id_of(file_of(name)) == save])
+        _remove(storage, save_name(save))
 
 
 def sweep_saves(path: str) -> None:

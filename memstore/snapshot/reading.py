@@ -53,6 +53,7 @@ from memstore.errors import (
     VersionGoneError,
 )
 from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
+from memstore.snapshot.buckets import path_or_url
 from memstore.snapshot.chunks import CHUNK, FilePart
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
 from memstore.snapshot.storage import SILENT, ProgressMeter, hold
@@ -506,7 +507,7 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
 def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Any:
     """Reads rank 0's state dicts into new memory, and compares them with their checksums."""
     try:
-        stored = Stored(os.path.abspath(path))
+        stored = Stored(path_or_url(path))
         values = stored.values(0)
         return {value.key: state_dict_of(stored, value, allow_pickle=allow_pickle) for value in values}
     except MemstoreError as error:
@@ -815,10 +816,7 @@ class FetchedFiles(Source):
         return CorruptionError(path=self.key, detail=detail)
 
     def again(self) -> FetchedFiles | None:
-        made = FetchedFiles(self._stored, self._rank, self._bases, self._end)
-        assert made.absent is not None
-        made.absent.need_all()  # whoever writes them gets all
-        return made
+        return FetchedFiles(self._stored, self._rank, self._bases, self._end)
 
     def __reduce__(self) -> tuple[Any, ...]:
         stored = self._stored

@@ -34,8 +34,8 @@ import torch
 from memstore._threads import Hooks, around_forks
 from memstore.engine import ALIGNMENT, SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError, UnsupportedValueError, lack_of, way_out
-from memstore.snapshot.chunks import in_parallel
 from memstore.snapshot.buckets import is_url
+from memstore.snapshot.chunks import in_parallel
 from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient, write_here
 from memstore.structure import CopyPlan, GatheredCopy, PlainCopy, copy_tensors, modes, why_no_memory
 

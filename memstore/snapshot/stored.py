@@ -83,9 +83,7 @@ class Stored:
         storage, manifest: what is read.
     """
 
-    def __init__(
-        self, path: str, manifest: Manifest | None = None, options: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, path: str, manifest: Manifest | None = None, options: Mapping[str, Any] | None = None) -> None:
         self.path, self.options = path, options
         self.manifest = load_manifest(path, options) if manifest is None else manifest
         self.storage = storage_at(path, options, files=self.manifest.files)

@@ -41,7 +41,7 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from memstore.snapshot.buckets import check_options, is_url, path_or_url
+from memstore.snapshot.buckets import OF_ALL, bucket_options, check_options, is_url, path_or_url
 from memstore.snapshot.drafts import FileDraft, Naming, Offer, draft, lone_replicas, offers_of, own_bytes, partition
 from memstore.snapshot.manifest import (
     CLAIM,
@@ -85,9 +85,6 @@ from memstore.snapshot.writer import PendingWrite, StagedFile
 # --- Options ---------------------------------------------------------------------------------------------------------
 
 
-_OPTIONS = ("allow_pickle", "timeout")  # of all storages
-
-
 class StorageOptions(NamedTuple):
     """The `storage_options` of `Snapshot`.
 
@@ -103,11 +100,11 @@ class StorageOptions(NamedTuple):
     def of(cls, given: Mapping[str, Any] | None, path: str) -> StorageOptions:
         """Raises TypeError or ValueError for options that memstore doesn't have, or not for this path."""
         options = dict(given or {})
-        bucket = {key: value for key, value in options.items() if key not in _OPTIONS}
+        bucket = bucket_options(options)
         if is_url(path):
             check_options(bucket)
         elif bucket:
-            raise TypeError(f"storage_options has {sorted(bucket)}; memstore knows {sorted(_OPTIONS)}")
+            raise TypeError(f"storage_options has {sorted(bucket)}; memstore knows {sorted(OF_ALL)}")
         timeout = options.get("timeout")
         timeout = TIMEOUT if timeout is None else timeout
         deadline_after(timeout)  # raises for what is no number of seconds
@@ -233,7 +230,9 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> Prep
     except BaseException as error:
         ranks.leave(error)
         if take is not None:
-            abandon(storage or options.storage(take.path), take, [], ranks.rank, all_ended=ranks.all_know or not may_write)
+            abandon(
+                storage or options.storage(take.path), take, [], ranks.rank, all_ended=ranks.all_know or not may_write
+            )
         raise
 
 

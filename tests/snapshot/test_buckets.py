@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from memstore.snapshot import buckets, objects, publishing
 from memstore.snapshot.buckets import error_of, parse_url, path_or_url
 from memstore.snapshot.chunks import CHUNK, FilePart
 from memstore.snapshot.manifest import MANIFEST, encode_manifest, load_manifest
-from memstore.snapshot.objects import PIECE, ObjectStorage, file_of
+from memstore.snapshot.objects import ObjectStorage, file_of
 from tests.support.buckets import FaultProxy, Request, options_for
 from tests.support.fork_server import ForkServer
 
@@ -112,9 +111,7 @@ def test_a_file_is_several_objects_put_straight_from_the_tensor(
     check(url, options, app_state)
 
 
-def test_a_memory_budget_bounds_what_is_put_together(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_memory_budget_bounds_what_is_put_together(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns lie otherwise in memory than in a file: they pass through buffers."""
     at_once: list[int] = []
     running = 0
@@ -168,9 +165,7 @@ class _file:
         self.name, self.size, self.sums = name, size, sums
 
 
-def test_a_part_is_read_by_its_ranges(
-    url: str, options: dict[str, Any], s3_proxy: FaultProxy
-) -> None:
+def test_a_part_is_read_by_its_ranges(url: str, options: dict[str, Any], s3_proxy: FaultProxy) -> None:
     weight = torch.arange(6 << 20, dtype=torch.float32).reshape(-1, 1024)  # 24 MiB
     Snapshot.take(url, {"state": StateDict(weight=weight)}, storage_options=options)
     s3_proxy.clear()
@@ -204,7 +199,9 @@ def test_a_view_says_when_its_snapshot_is_gone(url: str, options: dict[str, Any]
         pickle.loads(sent)
 
 
-def test_only_urls_import_the_library_and_a_forked_process_is_told_that_it_cant_use_it(url: str, options: dict[str, Any]) -> None:
+def test_only_urls_import_the_library_and_a_forked_process_is_told_that_it_cant_use_it(
+    url: str, options: dict[str, Any]
+) -> None:
     Snapshot.take(url, state(), storage_options=options)
     code = textwrap.dedent(f"""
         import os, sys, memstore

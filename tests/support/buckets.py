@@ -219,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.forward(request)
         self.proxy.note(request)
 
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any  # noqa: N815 - as the base class calls them
+    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
 
     def forward(self, request: Request, *, answer: bool = True, cut_after: int | None = None) -> None:
         """Has the server answer, and passes that on."""
@@ -242,7 +242,9 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             if name.lower() != "content-length":
                 self.send_header(name, value)
-        size = headers.get("Content-Length", headers.get("content-length", "0")) if self.command == "HEAD" else len(body)
+        size = (
+            headers.get("Content-Length", headers.get("content-length", "0")) if self.command == "HEAD" else len(body)
+        )
         self.send_header("Content-Length", str(size))
         self.end_headers()
         if self.command != "HEAD":
