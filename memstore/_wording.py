@@ -9,7 +9,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -156,7 +156,7 @@ def refuse_url(path: object, what: str, instead: str) -> None:
         what: takes them: "attach".
         instead: what to do.
     """
-    found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
+    found: object = os.fspath(cast("os.PathLike[str]", path)) if isinstance(path, os.PathLike) else path
     if is_flattened(found) or (isinstance(found, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", found)):
         raise ValueError(f"{found!r:.200}: {what} takes files of this host, and no URL: {instead}")
 

@@ -167,7 +167,7 @@ class StepObjects:
         storage = ObjectStorage(self.path(saved.name), self._options)
         found = storage.objects()
         if not saved.is_whole:
-            if MANIFEST in found:
+            if MANIFEST in found and _GOING not in found:
                 return False  # it became whole since it was looked at
             is_old = saved.created is not None and time.time() - saved.created > _OLD
             if not (is_old or _GOING in found or saved.name in self._own):

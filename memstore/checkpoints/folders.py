@@ -122,7 +122,8 @@ class SavedStep:
         name: of its folder.
         save: which save it is, from 1; 0 for one that no manager saved.
         format: "memstore" for a snapshot or a checkpoint of `memstore.integrations.dcp`, "dcp" for one of torch's own
-            writer, "torchsnapshot", "orbax" or "dcp in a bucket" for what can't be restored; None while it is unfinished.
+            writer; "torchsnapshot", "orbax" or "dcp in a bucket" for what can't be restored; None while it is
+            unfinished.
         created: when a manager began to save it, in Unix seconds; None if no manager saved it.
         metrics: as they were given.
         rule: by which the manager that saved it ranks steps; None if it ranks none.

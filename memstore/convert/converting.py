@@ -312,7 +312,7 @@ class _Place(NamedTuple):
 
 
 def _place(given: Any, stack: contextlib.ExitStack) -> _Place:
-    text = os.fspath(given) if isinstance(given, os.PathLike) else given  # pyright: ignore[reportUnknownVariableType]
+    text: Any = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
     if not (isinstance(text, str) and ("://" in text or is_flattened(text))):
         return _Place(given)
     found = path_or_url(given)
@@ -325,8 +325,10 @@ def _place(given: Any, stack: contextlib.ExitStack) -> _Place:
 def _check_bucket(url: str, target_as: str | None, options: dict[str, Any]) -> None:
     """Raises ValueError or AlreadyExistsError before anything is written."""
     if target_as not in (None, "snapshot", "memstore-dcp"):
-        raise ValueError(f"{url}: in a bucket lie snapshots (snapshot, memstore-dcp), and none as {target_as!r}: convert "
-                         "to a folder, and copy that")  # fmt: skip
+        raise ValueError(
+            f"{url}: in a bucket lie snapshots (snapshot, memstore-dcp), and nothing as {target_as!r}: convert to a "
+            "folder, and copy that"
+        )
     if is_snapshot(url, options):
         raise already_there(url)
 

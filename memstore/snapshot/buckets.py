@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
 import re
 import socket
@@ -389,9 +390,9 @@ def _credentials_of_boto3(url: BucketUrl, given: Mapping[str, Any]) -> Any:
     if has_files:
         with contextlib.suppress(Exception):  # of boto3, which isn't ours: then they are looked for elsewhere
             with between_forks():
-                from boto3 import Session
+                boto3: Any = importlib.import_module("boto3")
                 from obstore.auth.boto3 import Boto3CredentialProvider
-            session: Any = Session()
+            session = boto3.Session()
             if session.get_credentials() is not None:
                 return Boto3CredentialProvider(session)
     try:

@@ -526,7 +526,7 @@ class _Buffers:
         if found.nbytes < size:
             found = np.empty(size, np.uint8)
         try:
-            yield memoryview(found)[:size]
+            yield found.data[:size]
         finally:
             self._free.put(found)
 

@@ -262,7 +262,10 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
 
 
 def present_manifest(storage: Storage) -> Manifest | None:
-    """Reads the manifest that is in a folder, or at a place in a bucket. Returns None if there is none, raises as `read_manifest`."""
+    """Reads the manifest that is in a folder, or at a place in a bucket. Returns None if there is none.
+
+    Raises as `read_manifest`.
+    """
     try:
         return read_manifest(storage.path, storage.read_bytes(MANIFEST, LIMIT))
     except KeyNotFoundError:

@@ -44,8 +44,8 @@ QUICK: dict[str, Any] = {"request_timeout": 20.0, "retry_timeout": 1.0}
 
 
 @pytest.fixture
-def options(s3_proxy: FaultProxy) -> dict[str, Any]:
-    return options_for(s3_proxy.url)
+def options(s3_options: dict[str, Any]) -> dict[str, Any]:
+    return s3_options
 
 
 def state(size: int = 1000, fill: float = 1.0) -> dict[str, Any]:
@@ -199,9 +199,7 @@ def test_a_view_says_when_its_snapshot_is_gone(url: str, options: dict[str, Any]
         pickle.loads(sent)
 
 
-def test_only_urls_import_the_library_and_a_forked_process_is_told_that_it_cant_use_it(
-    url: str, options: dict[str, Any]
-) -> None:
+def test_only_urls_import_the_library_and_a_forked_process_cant_use_it(url: str, options: dict[str, Any]) -> None:
     Snapshot.take(url, state(), storage_options=options)
     code = textwrap.dedent(f"""
         import os, sys, memstore
@@ -296,16 +294,17 @@ def take_and_die(_: object, url: str, options: dict[str, Any], step: str) -> Non
     def kind_of(name: str) -> str:
         return "manifest" if name.endswith(".json") else "claim" if "claim" in name else "piece"
 
-    for request in ("put", "create"):
-
-        def dying(self: Any, name: str, data: Any, real: Any = getattr(buckets.Bucket, request)) -> None:
+    def dying(real: Any) -> Any:
+        def put(self: Any, name: str, data: Any) -> None:
             if step == f"before {kind_of(name)}":
                 os._exit(9)
             real(self, name, data)
             if step == f"after {kind_of(name)}":
                 os._exit(9)
 
-        setattr(buckets.Bucket, request, dying)
+        return put
+
+    buckets.Bucket.put, buckets.Bucket.create = dying(buckets.Bucket.put), dying(buckets.Bucket.create)
     Snapshot.take(url, state(fill=5.0), storage_options=options)
 
 

@@ -280,9 +280,8 @@ class FolderPlace:
         return FolderPlace(f"{self.path}/rank-{rank}", self._options, self.path)
 
     def check(self) -> None:
-        if self._around is not None:
-            if os.path.isdir(self._around):
-                self._replacing.check_others(FileStorage(self._around))
+        if self._around is not None and os.path.isdir(self._around):
+            self._replacing.check_others(FileStorage(self._around))
         self._replacing.check(self.path)
 
     def missing(self) -> list[str]:
