@@ -111,9 +111,8 @@ class _Sink:
                 text = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
                 return "200 OK", {"Content-Type": "application/xml"}, text.encode()
             if method == "POST":
-                self.sizes = {
-                    one: n for one, n in self.sizes.items() if f"<Key>{one.split('/', 2)[2]}<" not in str(body)
-                }
+                gone = body.decode()
+                self.sizes = {one: n for one, n in self.sizes.items() if f"<Key>{one.split('/', 2)[2]}<" not in gone}
                 return "200 OK", {"Content-Type": "application/xml"}, b"<DeleteResult></DeleteResult>"
             if path not in self.sizes:
                 return "404 Not Found", {}, b""
