@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from memstore.errors import AlreadyExistsError
 from memstore.snapshot.objects import ObjectStorage
 from tests.ranks.launcher import Ranks
 
+ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.usefixtures("s3_environment")
 
 
@@ -131,6 +134,16 @@ def _take_in_memory() -> str:
 
 def test_memory_is_of_one_rank(ranks2: Ranks) -> None:
     assert all("memory of one process" in found for found in ranks2.run(_take_in_memory))
+
+
+@pytest.mark.full
+def test_the_example_trains_into_a_bucket(url: str) -> None:
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "examples/train_and_resume.py", "--steps", "40", "--to", url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same") == 3
+    assert "newest checkpoint is of step" in done.stdout
 
 
 REFUSALS: dict[str, Callable[[Any, str], Any]] = {
