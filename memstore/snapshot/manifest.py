@@ -39,7 +39,7 @@ MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5,7}-of-[0-9]{5,7})?(?:-([0-9a-f]{16}))?\.safetensors")
-_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|(?:part|failure)-[0-9]{1,9})")
+_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|sums|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _TORCH_MARK = re.compile(r"(__[0-9]+)?\.metadata")  # with a rank: of a save without collectives
 _TORCH_DATA = re.compile(r"__[0-9]+_[0-9]+\.distcp")
@@ -85,6 +85,11 @@ def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 
 
+def is_model_file(name: str) -> bool:
+    """Returns whether a file of tensors has those of the one module, under the names in its state dict."""
+    return name.startswith("model")
+
+
 def rank_of(name: str) -> int:
     """Returns the rank that has written a file of this name."""
     found = _FILE.fullmatch(name)
@@ -105,6 +110,11 @@ def part_name(take: str, rank: int) -> str:
 def failure_name(take: str, rank: int) -> str:
     """Returns the name of the file in which a rank says what has failed, when it can't tell the others otherwise."""
     return f"memstore_snapshot.{take}.failure-{rank}"
+
+
+def sums_name(take: str) -> str:
+    """Returns the name of the file that has the sums of all boxes of a snapshot."""
+    return f"memstore_snapshot.{take}.sums"
 
 
 def claim_name(take: str) -> str:

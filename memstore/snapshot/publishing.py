@@ -15,7 +15,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -31,6 +32,8 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
+from memstore.snapshot.chunks import PieceSums
+from memstore.snapshot.increments import BoxSums, encode_box_sums, sums_of_boxes
 from memstore.snapshot.manifest import (
     CLAIM,
     INDEX,
@@ -51,6 +54,7 @@ from memstore.snapshot.manifest import (
     part_name,
     read_manifest,
     save_name,
+    sums_name,
     take_of,
     trace_of,
 )
@@ -112,6 +116,8 @@ class SnapshotPart(msgspec.Struct, frozen=True):
     Attributes:
         files: their sums come from who writes them.
         values: their tensors are this part's, by number.
+        box_sums: for each file the sums of its boxes, as far as there are any.
+        shares: whether it shares files with an earlier snapshot.
     """
 
     take: Take
@@ -119,6 +125,8 @@ class SnapshotPart(msgspec.Struct, frozen=True):
     files: tuple[ManifestFile, ...]
     tensors: tuple[PartTensor, ...]
     values: tuple[ManifestValue, ...]
+    box_sums: tuple[BoxSums, ...] = ()
+    shares: bool = False
 
 
 # --- Publication -----------------------------------------------------------------------------------------------------
@@ -189,6 +197,7 @@ def publish(storage: FileStorage, parts: Sequence[SnapshotPart], replacing: Repl
     take = parts[0].take
     manifest = merge_parts(parts)
     text, index = encode_manifest(manifest), index_of(parts, manifest)
+    box_sums = encode_box_sums(manifest, [one for part in parts for one in part.box_sums or [{}] * len(part.files)])
     with contextlib.nullcontext() if replacing is None else storage.alone():
         # 1. Look at what is there already. Killed up to here: no manifest names the files; an earlier one is whole.
         earlier = None
@@ -208,6 +217,9 @@ def publish(storage: FileStorage, parts: Sequence[SnapshotPart], replacing: Repl
         if index and take.plain:
             with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
                 storage.publish(INDEX, index, durable=take.durable)
+        if box_sums is not None:
+            with contextlib.suppress(AlreadyExistsError):  # as the index
+                storage.publish(sums_name(take.id), box_sums, durable=False)  # a hint, which nobody needs
         for save in {id_of(file.name) for file in earlier.files} if earlier is not None else ():
             if save is not None:
                 leave_trace(storage, save)
@@ -227,7 +239,7 @@ def publish(storage: FileStorage, parts: Sequence[SnapshotPart], replacing: Repl
             remove_torchs(take.path, durable=take.durable)
         # 5. The files of the earlier snapshot go, and those of takes and saves that can't be published any more. Killed
         #    before that: the next publication, or save, removes them.
-        keep = {file.name for file in manifest.files}
+        keep = {file.name for file in manifest.files} | {sums_name(take.id)}
         if take.plain:
             keep.add(INDEX)
         also = {file.name for file in earlier.files} if earlier is not None else set[str]()
@@ -305,15 +317,25 @@ def _remove(storage: FileStorage, name: str) -> None:
 PUBLISHED = b"published"
 
 
-def finish_part(storage: FileStorage, text: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+def finish_part(
+    storage: FileStorage,
+    text: bytes,
+    sums: Mapping[str, bytes],
+    durable: bool,
+    pieces: Mapping[str, PieceSums] = MappingProxyType({}),
+) -> bytes:
     """Leaves the part of a rank whose files are written, and publishes the snapshot if it is the last one.
+
+    Args:
+        text: the part, encoded.
+        sums: of the files that were written, by name.
+        pieces: the sums of the pieces of these files, by name.
 
     Returns:
         PUBLISHED, or nothing if other ranks' parts are missing. (The manifest itself may be too long for a message.)
     """
     part = msgspec.msgpack.decode(text, type=SnapshotPart)
-    files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
-    part = msgspec.structs.replace(part, files=files)
+    part = with_sums(part, sums, pieces)
     own = part_name(part.take.id, part.rank)
     try:
         text = msgspec.msgpack.encode(part)
@@ -327,9 +349,27 @@ def finish_part(storage: FileStorage, text: bytes, sums: Mapping[str, bytes], du
     except BaseException as error:
         # Where the part is there, another rank's writer may be publishing, and count on these files.
         if isinstance(error, AlreadyExistsError) or storage.size(own) is None:
-            for name in (own, *sums):
+            for name in (own, *[file.name for file in part.files]):
                 _remove(storage, name)
         raise
+
+
+def with_sums(part: SnapshotPart, sums: Mapping[str, bytes], pieces: Mapping[str, PieceSums]) -> SnapshotPart:
+    """Returns a part with the sums of the files that were written; those that it shares have theirs already."""
+    boxes: list[list[ManifestBox]] = [[] for _ in part.files]
+    for tensor in part.tensors:
+        for box in tensor.boxes:
+            boxes[box.file].append(box)
+    files: list[ManifestFile] = []
+    box_sums: list[BoxSums] = []
+    for i, file in enumerate(part.files):
+        if file.name in sums:
+            file = msgspec.structs.replace(file, sums=sums[file.name])
+            box_sums.append(sums_of_boxes(boxes[i], pieces.get(file.name, {})))
+        else:
+            box_sums.append(part.box_sums[i] if part.box_sums else {})
+        files.append(file)
+    return msgspec.structs.replace(part, files=tuple(files), box_sums=tuple(box_sums))
 
 
 def read_parts(storage: FileStorage, take: Take) -> list[SnapshotPart] | None:
@@ -395,11 +435,14 @@ def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
     )
 
 
-def index_of(parts: Iterable[SnapshotPart], manifest: Manifest) -> bytes | None:
+def index_of(parts: Sequence[SnapshotPart], manifest: Manifest) -> bytes | None:
     """Returns the index by which transformers reads a model's files.
 
-    Returns None if it needs none, or a tensor is in several boxes.
+    Returns None if it needs none, or a tensor is in several boxes. An increment has none: transformers reads all that
+    is in a file, and what an increment shares also has earlier values.
     """
+    if any(part.shares for part in parts):
+        return None
     places: dict[str, str] = {}
     total = 0
     stored = {tensor.path: tensor for tensor in manifest.tensors}

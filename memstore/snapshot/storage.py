@@ -51,6 +51,7 @@ from memstore.snapshot.chunks import (
     ChunkRun,
     Done,
     FilePart,
+    PieceSums,
     damaged,
     in_parallel,
     read_run,
@@ -197,6 +198,7 @@ class FileStorage:
         durable: bool,
         checksum: bool = False,
         done: Done | None = None,
+        pieces: PieceSums | None = None,
     ) -> bytes:
         """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
 
@@ -209,6 +211,7 @@ class FileStorage:
                 `publish` returns.)
             checksum: whether to compute the sums, of each piece right before it is written.
             done: told the bytes written.
+            pieces: gets the sums of the parts, cut at the ends of chunks, if sums are computed.
 
         Returns:
             The sums, or b"".
@@ -236,7 +239,8 @@ class FileStorage:
                     # one, under a lock of the file.
                     memory = SharedMemory(fd=os.dup(fd))
                     memory.keep_from_children()
-                write = partial(write_run, fd, memory, durable=durable, checksum=checksum)
+                wanted = pieces if checksum else None
+                write = partial(write_run, fd, memory, durable=durable, checksum=checksum, pieces_sums=wanted)
                 sums = in_parallel(write, runs, _counting(done))
             finally:
                 if memory is not None:
@@ -368,6 +372,41 @@ class FileStorage:
                 raise
             if durable:
                 syscalls.sync(folder)
+
+    def link_from(self, other: FileStorage, theirs: str, name: str, size: int, *, durable: bool) -> bool:
+        """Gives a file of another folder a name here, too: both folders have the file, and it takes its room once.
+
+        Args:
+            other, theirs: the other folder, and the file's name there.
+            name: here.
+            size: that it should have.
+            durable: whether its bytes are synced. (As of `write`, its name is there after a durable `publish`.)
+
+        Returns:
+            Whether that is so. Not if the file isn't there with this size, is no regular file, lies on another file
+            system or belongs to another account, or has as many names as the file system allows.
+        """
+        path = self._path_of(name)
+        check_name(theirs)
+        try:
+            syscalls.link(theirs, name, self._fd, other._fd)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{path} exists: nothing was linked") from None
+        except OSError:
+            return False
+        try:
+            with self._opened(path) as (fd, found):
+                if durable:
+                    syscalls.sync(fd)
+                if found == size:
+                    return True
+        except CorruptionError:  # it is a link
+            pass
+        except BaseException:
+            self.remove(name)
+            raise
+        self.remove(name)
+        return False
 
     def _write_beside(self, data: bytes, *, durable: bool) -> str:
         """Takes the steps 1 and 2. Returns the first name."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -45,6 +46,8 @@ from memstore.snapshot.manifest import (
 )
 from memstore.snapshot.storage import FileStorage, ProgressMeter, hold, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
+
+_log = logging.getLogger("memstore")
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
 
@@ -228,6 +231,22 @@ class Stored:
             yield
         except CorruptionError as error:
             raise self.damaged(f"the value {key!r:.100}: {error.detail}") from error
+
+
+def open_first(paths: Sequence[str]) -> Stored:
+    """Opens the first of several folders that has a snapshot whose manifest can be read.
+
+    Raises:
+        NotAStoreError, CorruptionError: of the last one, if none has.
+    """
+    for path in paths[:-1]:
+        try:
+            return Stored(path)
+        except NotAStoreError:
+            continue
+        except CorruptionError as error:
+            _log.warning("%s: the next tier, %s, is used", error, paths[-1])
+    return Stored(paths[-1])
 
 
 # --- Entries and leaves, by path -------------------------------------------------------------------------------------

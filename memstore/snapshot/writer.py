@@ -30,7 +30,7 @@ from memstore import errors
 from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
-from memstore.snapshot.chunks import FilePart
+from memstore.snapshot.chunks import FilePart, PieceSums
 from memstore.snapshot.publishing import finish_part
 from memstore.snapshot.storage import FileStorage, hold
 
@@ -302,11 +302,12 @@ def _carry_out(job: WriteJob, memory: SharedMemory, done: Callable[[int], None] 
 def _write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | None) -> bytes:
     storage = FileStorage(os.fsdecode(job.folder))
     sums: dict[str, bytes] = {}
+    pieces: dict[str, PieceSums] = {}
     try:
         for file in job.files:
-            parts = _parts_of(file, staged)
+            parts, own = _parts_of(file, staged), pieces.setdefault(file.name, {})
             sums[file.name] = storage.write(
-                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done
+                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done, pieces=own
             )
     except BaseException:
         for name in sums:
@@ -314,7 +315,7 @@ def _write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | 
                 storage.remove(name)
         raise
     # From here on the files stay if something fails: others may count on them already.
-    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable)
+    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable, pieces)
 
 
 def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
