@@ -358,8 +358,8 @@ def draft(
             label = label_of(own or tensor.path, tensor.shape, box)
             (model if own else state).append((label, DraftPiece(i, box, elements)))
     linked = SharedFiles()
+    pieces = [piece for _, piece in (*model, *state)]
     if sharing is not None:
-        pieces = [piece for _, piece in (*model, *state)]
         _wait_for_devices(pieces)
         with modes.put_aside():
             linked = sharing([_box_to_write(tensors[piece.tensor], piece) for piece in pieces])

@@ -32,7 +32,7 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from memstore.snapshot.chunks import PieceSums
+from memstore.snapshot.chunks import FilePart, PieceSums
 from memstore.snapshot.increments import BoxSums, encode_box_sums, sums_of_boxes
 from memstore.snapshot.manifest import (
     CLAIM,
@@ -218,8 +218,8 @@ def publish(storage: FileStorage, parts: Sequence[SnapshotPart], replacing: Repl
             with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
                 storage.publish(INDEX, index, durable=take.durable)
         if box_sums is not None:
-            with contextlib.suppress(AlreadyExistsError):  # as the index
-                storage.publish(sums_name(take.id), box_sums, durable=False)  # a hint, which nobody needs
+            with contextlib.suppress(AlreadyExistsError):  # as the index. It is a hint, so it may be torn
+                storage.write(sums_name(take.id), len(box_sums), [FilePart(0, box_sums)], durable=False)
         for save in {id_of(file.name) for file in earlier.files} if earlier is not None else ():
             if save is not None:
                 leave_trace(storage, save)
@@ -483,7 +483,7 @@ def abandon(storage: FileStorage, take: Take, written: Sequence[str], rank: int,
     """
     if published(storage, take) is not None:
         return
-    for name in written:
+    for name in (*written, sums_name(take.id)):
         _remove(storage, name)
     if rank == 0:
         with contextlib.suppress(OSError):

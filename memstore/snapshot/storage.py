@@ -34,6 +34,7 @@ from memstore._wording import size as size_text
 from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
     AlreadyExistsError,
+    CorruptionError,
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,

@@ -432,15 +432,13 @@ def take(prepared: PreparedTake, meter: ProgressMeter, *, finishes: bool) -> Man
 
 
 def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None) -> PendingTiers:
-    """Copies the tensors of a take that is prepared, and hands them to the writers. When it returns, they may change."""
-    ranks = prepared[0].ranks
-    meter = ProgressMeter(
-        progress, sum([one.nbytes for one in prepared]), "writing", rank=ranks.rank, keeps_errors=True
-    )
+    """Copies the tensors of a take that is prepared, for its writers. When it returns, the tensors may change."""
+    ranks, nbytes = prepared[0].ranks, sum([one.nbytes for one in prepared])
+    meter = ProgressMeter(progress, nbytes, "writing", rank=ranks.rank, keeps_errors=True)
     staged: StagedTensors | None = None
     pending: list[PendingTake] = []
     try:
-        # 4. Each rank copies its pieces into shared memory, once for all tiers. Killed: nothing but folders with claims.
+        # 4. Each rank copies its pieces into shared memory, once for all tiers. Killed: folders with claims.
         with ranks.together(), modes.put_aside():
             pieces: dict[tuple[int, Box], DraftPiece] = {}
             for one in prepared:
@@ -452,7 +450,7 @@ def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None) ->
         # 5. The writers get the memory, for one tier after the other: those behind the first one have a writer of their
         #    own, so that no first one waits for a slow disk. Killed from here on: the writers complete the snapshots.
         places = dict(zip(pieces, staged.places, strict=True))
-        for tier, (_, storage, part, files, _) in enumerate(prepared):
+        for tier, (_, _, part, files, _) in enumerate(prepared):
             write = staged.write(
                 part.take.path,
                 [
@@ -510,7 +508,7 @@ class PendingTiers:
         self.path: str = tiers[0].path
 
     def wait(self, timeout: float | None = None) -> tuple[Manifest, str]:
-        """Waits for all tiers. Returns the manifest of the first whole one, and its path; see `PendingSnapshot.wait`."""
+        """Waits for all tiers. Returns the manifest and the path of the first whole one; see `PendingSnapshot.wait`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         found: tuple[Manifest, str] | None = None
         failures: list[str] = []
@@ -533,7 +531,7 @@ class PendingTiers:
         return found
 
     def done(self) -> bool:
-        return all([tier.done() for tier in self._tiers])
+        return all(tier.done() for tier in self._tiers)
 
     def status(self) -> tuple[TierStatus, ...]:
         return tuple([tier.status() for tier in self._tiers])
