@@ -182,6 +182,8 @@ PieceSums = dict[int, bytes]  # of each piece of a file that lies in one chunk: 
 
 def pieces_between(start: int, stop: int) -> list[tuple[int, int]]:
     """Returns the pieces into which the ends of chunks cut a part of a file."""
+    if start // CHUNK == (stop - 1) // CHUNK:  # as of most
+        return [(start, stop)]
     return list(pairwise([start, *range(start - start % CHUNK + CHUNK, stop, CHUNK), stop]))
 
 

@@ -378,13 +378,13 @@ def draft(
 
 def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
     make, box, nbytes = piece.late_bytes(), piece.box, piece.elements.numel() * piece.elements.itemsize
-    memory = make or partial(_own_memory, memory_of(piece.elements))
+    memory = make or partial(_itself, memory_of(piece.elements))
     return BoxToWrite(
         tensor.path, DTYPE_NAMES[tensor.dtype], tensor.shape, box.offsets, box.shape, memory, make is None, nbytes
     )
 
 
-def _own_memory(memory: Any) -> Any:
+def _itself(memory: Any) -> Any:
     return memory
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from memstore.errors import CorruptionError, KeyNotFoundError
-from memstore.snapshot.chunks import SUM_SIZE, PieceSums, in_parallel, pieces_between
+from memstore.snapshot.chunks import CHUNK, SUM_SIZE, PieceSums, in_parallel, pieces_between
 from memstore.snapshot.manifest import (
     LIMIT,
     MANIFEST,
@@ -99,7 +99,7 @@ def read_box_sums(storage: FileStorage, manifest: Manifest) -> list[BoxSums] | N
     at = 0
     for tensor in manifest.tensors:
         for box in tensor.boxes:
-            end = at + SUM_SIZE * len(pieces_between(box.offset, box.offset + box.nbytes))
+            end = at + SUM_SIZE * (-(-(box.offset % CHUNK + box.nbytes) // CHUNK))
             found[box.file][box.offset] = body[at:end]
             at = end
     return found if at == len(body) else None
@@ -252,7 +252,7 @@ class Base:
                 (start - box.offset, stop - box.offset)
                 for start, stop in pieces_between(box.offset, box.offset + box.nbytes)
             ]
-            if not one.is_there or len(pieces) == 1:
+            if not one.is_there or len(sums) == SUM_SIZE:
                 comparisons.append(_Comparison(number, one.memory, pieces, sums))
                 continue
             for i, piece in enumerate(pieces):
