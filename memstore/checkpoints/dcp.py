@@ -6,7 +6,7 @@ restored on another mesh, and by another program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, cast
@@ -29,15 +29,17 @@ from memstore.snapshot import AppState, RNGState
 
 
 class DcpBackend:
-    """Checkpoints of `memstore.integrations.dcp`."""
+    """Checkpoints of `memstore.integrations.dcp`: in one folder, and never increments."""
 
-    def save(self, path: str, app_state: AppState) -> None:
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        (path,) = paths
         try:
             dcp.save(_state_dicts(app_state), checkpoint_id=path)
         except CheckpointException as error:
             raise _as_memstores(error) from error
 
-    def start(self, path: str, app_state: AppState) -> PendingSave:
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+        (path,) = paths
         try:
             return _PendingDcp(path, cast("Future[Any]", dcp.async_save(_state_dicts(app_state), checkpoint_id=path)))
         except CheckpointException as error:
