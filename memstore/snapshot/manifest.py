@@ -81,6 +81,14 @@ def file_name(group: str, rank: int, world_size: int, take: str | None) -> str:
     return f"{group}{many}{own}.safetensors"
 
 
+def name_with_id(name: str, id: str | None) -> str:
+    """Returns the name of a file of tensors with another id, or with none."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r:.100} is no name of a file of tensors")
+    return f"{found[1]}{found[2] or ''}{'' if id is None else f'-{id}'}.safetensors"
+
+
 def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
 

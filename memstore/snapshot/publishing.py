@@ -129,6 +129,35 @@ class SnapshotPart(msgspec.Struct, frozen=True):
     shares: bool = False
 
 
+# --- The beginning: what is there, and who may use the plain names ----------------------------------------------------
+
+
+def refuse_what_is_there(path: str) -> None:
+    """Raises AlreadyExistsError if a snapshot, a store or another library's checkpoint is at a path."""
+    if os.path.lexists(f"{path}/{MANIFEST}"):
+        raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
+    if os.path.lexists(f"{path}/memstore.json"):
+        raise AlreadyExistsError(f"{path} is a store: take to a folder of its own, such as {path}-step-1")
+    for other in others_in(path):
+        raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): take to another path, or remove it first")
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
+
+
+def claim(take: Take, plain: bool, storage: FileStorage) -> tuple[Take, FileStorage]:
+    """Claims the plain names of the folder, or names with the take's id where another take has those."""
+    try:
+        if plain and not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
+            with contextlib.suppress(AlreadyExistsError):  # another take is first
+                storage.publish(CLAIM, take.id.encode(), durable=False)
+                return msgspec.structs.replace(take, plain=True), storage
+        storage.publish(claim_name(take.id), b"", durable=False)
+        return take, storage
+    except BaseException:
+        abandon(storage, take, [], 0, all_ended=True)
+        raise
+
+
 # --- Publication -----------------------------------------------------------------------------------------------------
 
 
@@ -194,10 +223,26 @@ def publish(storage: FileStorage, parts: Sequence[SnapshotPart], replacing: Repl
         UnknownOutcomeError: files of a planned snapshot are gone; another save to the folder removed them.
         UnsupportedValueError: the manifest would be too long.
     """
-    take = parts[0].take
     manifest = merge_parts(parts)
-    text, index = encode_manifest(manifest), index_of(parts, manifest)
-    box_sums = encode_box_sums(manifest, [one for part in parts for one in part.box_sums or [{}] * len(part.files)])
+    sums = [one for part in parts for one in part.box_sums or [{}] * len(part.files)]
+    return publish_manifest(storage, parts[0].take, manifest, index_of(parts, manifest), sums, replacing)
+
+
+def publish_manifest(
+    storage: FileStorage,
+    take: Take,
+    manifest: Manifest,
+    index: bytes | None,
+    sums: Sequence[BoxSums],
+    replacing: Replacing | None = None,
+) -> bytes:
+    """Publishes a manifest, whose files are there; see `publish`.
+
+    Args:
+        index: that transformers reads, if there is one.
+        sums: of the boxes in each file.
+    """
+    text, box_sums = encode_manifest(manifest), encode_box_sums(manifest, sums)
     with contextlib.nullcontext() if replacing is None else storage.alone():
         # 1. Look at what is there already. Killed up to here: no manifest names the files; an earlier one is whole.
         earlier = None
@@ -456,6 +501,16 @@ def index_of(parts: Sequence[SnapshotPart], manifest: Manifest) -> bytes | None:
             files = manifest.files if tensor.shared else part.files
             places[tensor.index_name] = files[boxes[0].file].name
             total += boxes[0].nbytes
+    return index_text(places, total)
+
+
+def index_text(places: Mapping[str, str], total: int) -> bytes | None:
+    """Returns the index by which transformers reads a model's files; None if it needs none.
+
+    Args:
+        places: the file of each tensor, by the tensor's name.
+        total: bytes of all.
+    """
     if not places or set(places.values()) == {"model.safetensors"}:
         return None
     document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +21,7 @@ import torch
 from memstore import structure
 from memstore._info import Progress
 from memstore._wording import age, count_of, size
-from memstore.engine import TORCH_DTYPES, Leaf, header_size, read_tensors, split_header
+from memstore.engine import TORCH_DTYPES, HeaderEntry, Leaf, header_size, read_tensors, split_header
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
@@ -456,19 +456,24 @@ def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> 
 
 def _check_header(stored: Stored, file: ManifestFile, boxes: Sequence[tuple[ManifestTensor, ManifestBox]]) -> None:
     """Checks that the header that others read has the same ranges as the manifest has boxes in the file."""
-    try:
-        head = _bytes(stored, file, 0, min(8, file.size))
-        start = header_size(head, file.size)
-        _, values = split_header(_bytes(stored, file, 8, start - 8))
-        entries = read_tensors(values, file.size - start)
-    except CorruptionError as error:
-        raise stored.damaged_file(file.name, error.detail) from error
+    start, entries = read_header(stored, file)
     there = {(start + entry.data_offsets[0], start + entry.data_offsets[1]): entry for entry in entries.values()}
     for tensor, box in boxes:
         entry = there.get((box.offset, box.offset + box.nbytes))
         dtype = None if entry is None else TORCH_DTYPES[entry.dtype]
         if entry is None or (dtype == tensor.dtype and entry.shape != box.shape):
             raise stored.damaged_file(file.name, f"its header doesn't have {tensor.path!r:.100} where it is")
+
+
+def read_header(stored: Stored, file: ManifestFile) -> tuple[int, Mapping[str, HeaderEntry]]:
+    """Returns where the data of a file starts, and the entries of its header by name. Raises CorruptionError."""
+    try:
+        head = _bytes(stored, file, 0, min(8, file.size))
+        start = header_size(head, file.size)
+        _, values = split_header(_bytes(stored, file, 8, start - 8))
+        return start, read_tensors(values, file.size - start)
+    except CorruptionError as error:
+        raise stored.damaged_file(file.name, error.detail) from error
 
 
 def _bytes(stored: Stored, file: ManifestFile, offset: int, size: int) -> bytes:

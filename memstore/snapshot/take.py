@@ -58,15 +58,11 @@ from memstore.snapshot.drafts import (
 )
 from memstore.snapshot.increments import LATEST, Base, SharedFiles, latest_beside
 from memstore.snapshot.manifest import (
-    CLAIM,
-    INDEX,
     MANIFEST,
     Manifest,
     check_length,
-    claim_name,
     failure_name,
     local_path,
-    others_in,
     part_name,
     path_of,
     read_manifest,
@@ -75,10 +71,12 @@ from memstore.snapshot.publishing import (
     SnapshotPart,
     Take,
     abandon,
+    claim,
     new_take,
     present_manifest,
     publish,
     published,
+    refuse_what_is_there,
 )
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
 from memstore.snapshot.staging import StagedTensors, stage
@@ -314,30 +312,9 @@ def _begin(path: str, world_size: int, options: TakeOptions, *, plain: bool) -> 
         plain: whether its files may have the plain names. Those of an increment don't: nobody else is to take a file
             with a part of a model for the model.
     """
-    if os.path.lexists(f"{path}/{MANIFEST}"):
-        raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
-    if os.path.lexists(f"{path}/memstore.json"):
-        raise AlreadyExistsError(f"{path} is a store: take to a folder of its own, such as {path}-step-1")
-    for other in others_in(path):
-        raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): take to another path, or remove it first")
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
+    refuse_what_is_there(path)
     take = new_take(path, world_size, durable=options.durability == "disk", checksum=options.checksum)
-    return FileStorage.create_for(path, partial(_claim, take, plain), durable=take.durable)
-
-
-def _claim(take: Take, plain: bool, storage: FileStorage) -> tuple[Take, FileStorage]:
-    """Claims the plain names of the folder, or names with the take's id where another take has those."""
-    try:
-        if plain and not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
-            with contextlib.suppress(AlreadyExistsError):  # another take is first
-                storage.publish(CLAIM, take.id.encode(), durable=False)
-                return msgspec.structs.replace(take, plain=True), storage
-        storage.publish(claim_name(take.id), b"", durable=False)
-        return take, storage
-    except BaseException:
-        abandon(storage, take, [], 0, all_ended=True)
-        raise
+    return FileStorage.create_for(path, partial(claim, take, plain), durable=take.durable)
 
 
 def _naming_of(opening: Sequence[Opening]) -> Naming:
