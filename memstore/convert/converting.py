@@ -28,6 +28,7 @@ from memstore import _modes as modes
 from memstore import structure
 from memstore._arguments import flag
 from memstore._info import Progress
+from memstore._progress import shown
 from memstore._wording import an, check_new_folder, check_progress, of_no_place, parse_size
 from memstore.convert.dcp import (
     DCP_METADATA,
@@ -241,7 +242,7 @@ def convert(
     allow_pickle: bool = False,
     untie: bool = False,
     max_expanded: int | str = "16GiB",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Converted:
     """Writes a checkpoint in another format. The target is compared with the source before it appears.
 
@@ -262,6 +263,7 @@ def convert(
         max_expanded: bytes, or text ("64GiB"), that all tensors together may take in the target beyond those that they
             have in the source. A file of a kilobyte can have a tensor of any size, if it is expanded.
         progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
+            True: a bar, if standard error is a terminal, else lines of the logger "memstore".
 
     Raises:
         UnsupportedValueError: the target can't express some leaves (all are named), the source needs pickle, contains
@@ -283,7 +285,8 @@ def convert(
         >>> done.source_format, done.target_format, done.tensors, done.nbytes
         ('torch', 'safetensors', 1, 24)
     """
-    check_progress(progress)
+    if not isinstance(progress, bool):
+        check_progress(progress)
     rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie), parse_size(max_expanded))
     path, made = _paths(source, target)
     with lacks_told(path):
@@ -303,7 +306,7 @@ def convert(
         tensors = take_apart(draft.value, rules).tensors
         _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
-    meter = ByteMeter(2 * nbytes, progress)
+    meter = ByteMeter(2 * nbytes, shown(progress, "converting"))
     with _naming_lacks(made, nbytes), folder_beside(made) as folder:
         # 3. It is written in a folder beside its path. Killed, here and in 4: the folder stays for the next conversion.
         name = os.path.basename(made)

@@ -60,7 +60,7 @@ class _BoxToCopy(NamedTuple):
 
 
 def copy_snapshot(
-    source: str | os.PathLike[str],
+    stored: Stored,
     target: str | os.PathLike[str],
     *,
     durable: bool = True,
@@ -69,17 +69,16 @@ def copy_snapshot(
     """Copies a snapshot to another folder, as a whole one. It appears completely, or not at all.
 
     Args:
-        source, target: paths of folders. Nothing is at the second one yet that is a snapshot or a store.
+        stored: the source.
+        target: the path of a folder, which has no snapshot and no store yet.
         durable: whether it is on the disk when the call returns.
         progress: as of `Snapshot.take`.
 
     Raises:
         AlreadyExistsError: something is at `target`.
         CorruptionError: the source is damaged. Nothing is left at `target`.
-        NotAStoreError: there is no snapshot at `source`.
         StoreFullError: no room. Nothing is left.
     """
-    stored = Stored(local_path(source))
     path = local_path(target)
     refuse_what_is_there(path)
     has_sums = any(file.sums for file in stored.manifest.files)

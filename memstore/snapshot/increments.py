@@ -304,3 +304,34 @@ def latest_beside(path: str) -> str | None:
     except OSError:
         return None
     return None if newest is None else newest[1]
+
+
+_LENGTH = 8  # bytes that say how long the header of a file of tensors is
+
+
+class Sharing(NamedTuple):
+    """The bytes of a snapshot that aren't its alone.
+
+    Attributes:
+        shared: of files that other folders have, too, at this moment.
+        unused: of files, where an increment doesn't use all that is in them: earlier values.
+    """
+
+    shared: int
+    unused: int
+
+
+def sharing_of(path: str, manifest: Manifest) -> Sharing:
+    """Returns how much of the snapshot in a folder is shared."""
+    used = [0] * len(manifest.files)
+    for tensor in manifest.tensors:
+        for box in tensor.boxes:
+            used[box.file] += box.nbytes
+    shared = unused = 0
+    for file, needed in zip(manifest.files, used, strict=True):
+        with contextlib.suppress(OSError), open(f"{path}/{file.name}", "rb") as opened:
+            header = _LENGTH + int.from_bytes(opened.read(_LENGTH), "little")
+            unused += max(file.size - header - needed, 0)
+            if os.fstat(opened.fileno()).st_nlink > 1:
+                shared += file.size
+    return Sharing(shared, unused)

@@ -19,6 +19,7 @@ from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
+from memstore.snapshot.copying import copy_snapshot
 from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, local_path
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor, state_dict_of, view
@@ -227,8 +228,8 @@ class Snapshot:
         Args:
             app_state: Statefuls by the names under which they were saved, or some of them. RNGState comes last.
             strict: raise an error for names that only the module or only the snapshot has. False: they are left out.
-            progress: called with the bytes that this rank has read, and has to read in all; True: a bar on rank 0, if
-                standard error is a terminal. If it raises, the restore fails on all ranks, as with damaged bytes.
+            progress: called with the bytes that this rank has read, and has to read in all; True: as of `take`. If it
+                raises, the restore fails on all ranks, as with damaged bytes.
 
         Raises:
             StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
@@ -314,11 +315,11 @@ class Snapshot:
         with lacks_told(self.path):
             return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle)
 
-    def verify(self, *, progress: Progress | None = None) -> None:
+    def verify(self, *, progress: Progress | bool | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.
 
         Args:
-            progress: called with the bytes done and those in all.
+            progress: called with the bytes done and those in all; True: as of `take`.
 
         Raises:
             CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
@@ -326,6 +327,33 @@ class Snapshot:
         self._stored = self._manifest = None
         with lacks_told(self.path):
             verify(self._open(), progress, allow_pickle=self._allow_pickle)
+
+    def copy(
+        self,
+        path: str | PathLike[str],
+        *,
+        durability: Literal["process", "disk"] = "disk",
+        progress: Progress | bool | None = None,
+    ) -> Snapshot:
+        """Copies the snapshot to another folder, whole: the copy shares no file with any other snapshot.
+
+        One process calls this, for the state of all ranks. What is read is compared with its checksums, if it has any.
+
+        Args:
+            path: of a folder, as of `take`.
+            durability: as of `take`.
+            progress: as of `take`.
+
+        Raises:
+            AlreadyExistsError: a snapshot, a store or another library's checkpoint is at `path`.
+            CorruptionError: this snapshot is damaged. Nothing is left at `path`.
+            StoreFullError: no room. Nothing is left.
+        """
+        if durability not in ("process", "disk"):
+            raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+        with lacks_told(path):
+            copied = copy_snapshot(self._open(), path, durable=durability == "disk", progress=progress)
+        return self._of(copied, local_path(path), self.pg, self._options(), ())
 
     def _open(self) -> Stored:
         """Returns what is read of the snapshot; see `stored_of`."""

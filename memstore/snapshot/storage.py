@@ -20,7 +20,6 @@ import errno
 import os
 import re
 import stat
-import sys
 import threading
 import time
 import uuid
@@ -29,8 +28,8 @@ from functools import partial
 from typing import TypeVar
 
 from memstore._info import Progress
+from memstore._progress import shown
 from memstore._wording import check_new_folder
-from memstore._wording import size as size_text
 from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
     AlreadyExistsError,
@@ -613,18 +612,15 @@ def _typed(error: OSError, path: str) -> OSError | MemstoreError:
     return error
 
 
-# --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------
-
-
-_WIDTH = 30  # characters
-_BAR_PAUSE = 0.1  # seconds between two looks of a bar
+# --- How far a snapshot is -------------------------------------------------------------------------------------------
 
 
 class ProgressMeter:
     """A count of bytes, which is told. Thread-safe.
 
     Args:
-        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal, else lines
+            of the logger "memstore"; None.
         total: bytes in all.
         what: what is done, for the bar: "writing".
         rank: of several, rank 0 alone has a bar; a callback is each rank's own.
@@ -641,11 +637,7 @@ class ProgressMeter:
         self.failure: BaseException | None = None
         self._keeps_errors = keeps_errors
         self._lock = threading.Lock()
-        self._tell: Progress | None = None
-        if callable(progress):
-            self._tell = progress
-        elif progress is True and rank == 0 and sys.stderr.isatty():
-            self._tell = _bar(what)
+        self._tell: Progress | None = shown(progress, what, rank=rank)
 
     @property
     def done(self) -> Callable[[int], None] | None:
@@ -669,25 +661,6 @@ class ProgressMeter:
         """Tells that all is done, whatever was counted."""
         if self._done < self.total or not self.total:
             self._add(self.total - self._done)
-
-
-def _bar(what: str) -> Progress:
-    started, told = time.monotonic(), 0.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if done < total and now - told < _BAR_PAUSE:
-            return
-        told = now
-        part = done / total if total else 1.0
-        rate = size_text(done / max(now - started, 1e-9))
-        bar = "█" * round(_WIDTH * part)
-        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size_text(done)} of {size_text(total)}  {rate}/s ")
-        sys.stderr.write("\n" if done >= total else "")
-        sys.stderr.flush()
-
-    return tell
 
 
 SILENT = ProgressMeter(None, 0, "")  # tells nobody

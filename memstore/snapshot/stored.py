@@ -434,7 +434,7 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
 # --- Verification of a snapshot: its manifest, the headers of its files, and all their bytes -------------------------
 
 
-def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:
+def verify(stored: Stored, progress: Progress | bool | None, *, allow_pickle: bool) -> None:
     """Reads all files, and compares them with their checksums and the manifest; see `Snapshot.verify`."""
     for rank in range(stored.manifest.world_size):
         for value in stored.values(rank):
