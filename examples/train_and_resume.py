@@ -7,8 +7,8 @@ they train it again, and a CheckpointManager saves every few steps while trainin
 killed. At last two ranks, one rank, and four ranks resume from the newest checkpoint: each run must end with the same
 weights as the run that was not interrupted.
 
-With --to the checkpoints go to a bucket (extra `cloud`), under a name of this run's own, where they stay. Credentials and
-endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL.
+With --to the checkpoints go to a bucket (extra `cloud`), under a name of this run's own, where they stay. Credentials
+and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL.
 
 Sums of floating-point numbers depend on their order. So each batch consists of four parts, whose gradients are added in
 the same order whichever rank computed them.

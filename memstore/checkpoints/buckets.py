@@ -135,20 +135,28 @@ class StepObjects:
 
     # --- a step is saved
 
-    def claim(self, step: int, metrics: Mapping[str, float], rule: RankingRule | None, backend: Backend) -> ClaimedStep:
+    def claim(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rule: RankingRule | None,
+        backend: Backend,
+        *,
+        after: int = 0,
+    ) -> ClaimedStep:
         """Takes a name for a step: `step-000100`, or `step-000100.7` while the seventh save finds that name taken.
 
         Raises:
             MemstoreError: of the service.
         """
-        save = 1 + max((saved.save for saved in self.steps()), default=0)
+        save = 1 + max([after, *[saved.save for saved in self.steps()]])
         record = encode_record(step, save, metrics, rule, backend)
         name, suffix = f"step-{step:06}", save
         for _ in range(_ATTEMPTS):
             if not self._objects.get(name):
                 with contextlib.suppress(AlreadyExistsError):
                     ObjectStorage(self.path(name), self._options).publish(HELD, record, durable=True)
-                    return ClaimedStep(name, _OwnSave(self._own, name))
+                    return ClaimedStep(name, _OwnSave(self._own, name), save)
             name, suffix = f"step-{step:06}.{suffix}", suffix + 1
         raise StoreTimeoutError(f"{self.path(name)}: other processes save this step again and again")
 

@@ -6,7 +6,7 @@ restored on another mesh, and by another program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, cast
@@ -30,7 +30,7 @@ from memstore.snapshot.buckets import is_url
 
 
 class DcpBackend:
-    """Checkpoints of `memstore.integrations.dcp`.
+    """Checkpoints of `memstore.integrations.dcp`: in one place, and never increments.
 
     Args:
         options: for a bucket.
@@ -44,13 +44,15 @@ class DcpBackend:
             return {"checkpoint_id": path}
         return {"storage_writer": dcp.StorageWriter(path, storage_options=self._options)}
 
-    def save(self, path: str, app_state: AppState) -> None:
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        (path,) = paths
         try:
             dcp.save(_state_dicts(app_state), **self._given(path))
         except CheckpointException as error:
             raise _as_memstores(error) from error
 
-    def start(self, path: str, app_state: AppState) -> PendingSave:
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+        (path,) = paths
         try:
             return _PendingDcp(path, cast("Future[Any]", dcp.async_save(_state_dicts(app_state), **self._given(path))))
         except CheckpointException as error:

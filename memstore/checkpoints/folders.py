@@ -127,6 +127,7 @@ class SavedStep:
         created: when a manager began to save it, in Unix seconds; None if no manager saved it.
         metrics: as they were given.
         rule: by which the manager that saved it ranks steps; None if it ranks none.
+        tier: which of the manager's folders it lies in, from 0.
     """
 
     step: int
@@ -136,6 +137,7 @@ class SavedStep:
     created: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     rule: RankingRule | None = None
+    tier: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -180,14 +182,18 @@ class RankingRule(NamedTuple):
 
 
 def newest(found: Sequence[SavedStep]) -> SavedStep | None:
-    """Returns the whole step that was saved last; None if there is none."""
-    return max((saved for saved in found if saved.is_whole), key=lambda saved: saved.order, default=None)
+    """Returns the whole step that was saved last; None if there is none. In several tiers it is the first one's."""
+    return max((saved for saved in found if saved.is_whole), key=_order_of, default=None)
+
+
+def _order_of(saved: SavedStep) -> tuple[int, int, int]:
+    return *saved.order, -saved.tier
 
 
 def current(found: Sequence[SavedStep]) -> list[SavedStep]:
-    """Returns the whole steps by number; of one that was saved several times, the newest."""
+    """Returns the whole steps by number; of one that was saved several times, the newest, in the first tier."""
     by_step: dict[int, SavedStep] = {}
-    for saved in sorted((saved for saved in found if saved.is_whole), key=lambda saved: saved.order):
+    for saved in sorted((saved for saved in found if saved.is_whole), key=_order_of):
         by_step[saved.step] = saved
     return [by_step[step] for step in sorted(by_step)]
 
@@ -228,10 +234,17 @@ class Retention(NamedTuple):
 
 
 class ClaimedStep(NamedTuple):
-    """A step that is about to be saved, and what keeps others from removing it meanwhile."""
+    """A step that is about to be saved.
+
+    Attributes:
+        name: of its folder.
+        held: what keeps others from removing it meanwhile.
+        save: which save it is.
+    """
 
     name: str
     held: Closable
+    save: int
 
 
 class Closable(Protocol):
@@ -256,8 +269,20 @@ class StepStorage(Protocol):
         """Returns all steps that are there, also unfinished ones, by their folders' names."""
         ...
 
-    def claim(self, step: int, metrics: Mapping[str, float], rule: RankingRule | None, backend: Backend) -> ClaimedStep:
-        """Takes a name for a step, where nothing is yet, and leaves its record there."""
+    def claim(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rule: RankingRule | None,
+        backend: Backend,
+        *,
+        after: int = 0,
+    ) -> ClaimedStep:
+        """Takes a name for a step, where nothing is yet, and leaves its record there.
+
+        Args:
+            after: the number of its save is larger than this.
+        """
         ...
 
     def hold(self, name: str) -> Closable | None:
@@ -387,7 +412,15 @@ class StepFolders:
 
     # --- a step is saved
 
-    def claim(self, step: int, metrics: Mapping[str, float], rule: RankingRule | None, backend: Backend) -> ClaimedStep:
+    def claim(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rule: RankingRule | None,
+        backend: Backend,
+        *,
+        after: int = 0,
+    ) -> ClaimedStep:
         """Takes a name for a step: `step-000100`, or `step-000100.7` while the seventh save finds that name taken.
 
         Raises:
@@ -400,6 +433,7 @@ class StepFolders:
                 f"{self.root} is a store: give the manager a folder of its own, such as {self.root}-checkpoints"
             )
         save = 1 + max((saved.save for saved in self.steps()), default=0)
+        save = max(save, after + 1)
         record = encode_record(step, save, metrics, rule, backend)
         name = f"step-{step:06}"
         suffix = save
@@ -410,7 +444,7 @@ class StepFolders:
                 name, suffix = f"step-{step:06}.{suffix}", suffix + 1
                 continue
             if held is not None:
-                return ClaimedStep(name, held)
+                return ClaimedStep(name, held, save)
             time.sleep(_PAUSE)  # somebody was just about to remove the folder, which was empty
         raise StoreTimeoutError(f"{self.path(name)}: other processes remove this folder again and again")
 

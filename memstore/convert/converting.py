@@ -30,6 +30,7 @@ from memstore import _modes as modes
 from memstore import structure
 from memstore._arguments import flag
 from memstore._info import Progress
+from memstore._progress import shown
 from memstore._wording import an, check_new_folder, check_progress, is_flattened, of_no_place, parse_size
 from memstore.convert.dcp import (
     DCP_METADATA,
@@ -80,7 +81,8 @@ from memstore.errors import (
 from memstore.formats import ByteMeter, as_tensordict, file_format, sync_all
 from memstore.snapshot import is_snapshot, load_manifest
 from memstore.snapshot.buckets import bucket_options, is_url, path_or_url
-from memstore.snapshot.manifest import download_snapshot, upload_snapshot
+from memstore.snapshot.copying import copy_snapshot
+from memstore.snapshot.stored import Stored
 from memstore.structure import expanded_bytes
 
 # --- Formats ---------------------------------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ def convert(
     allow_pickle: bool = False,
     untie: bool = False,
     max_expanded: int | str = "16GiB",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Converted:
     """Writes a checkpoint in another format. The target is compared with the source before it appears.
@@ -267,6 +269,7 @@ def convert(
         max_expanded: bytes, or text ("64GiB"), that all tensors together may take in the target beyond those that they
             have in the source. A file of a kilobyte can have a tensor of any size, if it is expanded.
         progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
+            True: a bar, if standard error is a terminal, else lines of the logger "memstore".
         storage_options: for a bucket, as of `memstore.Snapshot`, where `source` or `target` is the URL of a snapshot.
             It passes through a folder for temporary files (TMPDIR), which needs room for it.
 
@@ -290,17 +293,18 @@ def convert(
         >>> done.source_format, done.target_format, done.tensors, done.nbytes
         ('torch', 'safetensors', 1, 24)
     """
-    check_progress(progress)
+    if not isinstance(progress, bool):
+        check_progress(progress)
     bucket = bucket_options(storage_options)
     with contextlib.ExitStack() as stack:
         path, made = (_place(one, stack) for one in (source, target))
         if path.url:
-            download_snapshot(path.url, path.local, bucket)
+            copy_snapshot(Stored(path.url, options=bucket), path.local, durable=False)
         if made.url:
             _check_bucket(made.url, target_as, bucket)
         done = _convert(path.local, made.local, source_as, target_as, allow_pickle, untie, max_expanded, progress)
         if made.url:
-            upload_snapshot(made.local, made.url, bucket)
+            copy_snapshot(Stored(made.local), made.url, options=bucket)
         return dataclasses.replace(done, source=path.url or done.source, target=made.url or done.target)
 
 
@@ -341,7 +345,7 @@ def _convert(
     allow_pickle: bool,
     untie: bool,
     max_expanded: int | str,
-    progress: Progress | None,
+    progress: Progress | bool | None,
 ) -> Converted:
     rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie), parse_size(max_expanded))
     path, made = _paths(source, target)
@@ -362,7 +366,7 @@ def _convert(
         tensors = take_apart(draft.value, rules).tensors
         _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
-    meter = ByteMeter(2 * nbytes, progress)
+    meter = ByteMeter(2 * nbytes, shown(progress, "converting"))
     with _naming_lacks(made, nbytes), folder_beside(made) as folder:
         # 3. It is written in a folder beside its path. Killed, here and in 4: the folder stays for the next conversion.
         name = os.path.basename(made)

@@ -179,6 +179,16 @@ def size_of_sums(size: int) -> int:
     return -(-size // CHUNK) * SUM_SIZE
 
 
+PieceSums = dict[int, bytes]  # of each piece of a file that lies in one chunk: its offset -> its sum
+
+
+def pieces_between(start: int, stop: int) -> list[tuple[int, int]]:
+    """Returns the pieces into which the ends of chunks cut a part of a file."""
+    if start // CHUNK == (stop - 1) // CHUNK:  # as of most
+        return [(start, stop)]
+    return list(pairwise([start, *range(start - start % CHUNK + CHUNK, stop, CHUNK), stop]))
+
+
 def new_sum() -> Any:
     """Returns the sum of a chunk, piece by piece: `update`, then `digest`."""
     return xxhash.xxh3_64()
@@ -190,7 +200,15 @@ def new_sum() -> Any:
 _STEP = 1 << 18  # bytes
 
 
-def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: bool, checksum: bool) -> bytes:
+def write_run(
+    fd: int,
+    mapped: SharedMemory | None,
+    run: ChunkRun,
+    *,
+    durable: bool,
+    checksum: bool,
+    pieces_sums: PieceSums | None = None,
+) -> bytes:
     """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
 
     For that, what is summed is a copy of each step, which stays in the processor's cache.
@@ -198,8 +216,10 @@ def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: b
     Args:
         mapped: all of the file, if it is a large one in memory.
         durable: it is going to be synced.
+        pieces_sums: gets the sums of the chunk's pieces, too.
     """
     hasher = new_sum() if checksum else None
+    each = _EachPiece(run, pieces_sums) if pieces_sums is not None and len(run.pieces) > 1 else None
     memory = memoryview(b"")  # of the run, as far as the kernel has huge pages that cost no more than small ones
     if mapped is not None:
         memory = mapped.bytes[run.offset : mapped.allocate_huge(run.offset, run.end)]
@@ -209,14 +229,48 @@ def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: b
             _copy_pieces(pieces, memory[start:stop])
             if hasher is not None:
                 hasher.update(memory[start:stop])
+            if each is not None:
+                each.update(memory[start:stop])
             continue
         if hasher is not None:
             pieces = [memoryview(b"".join(pieces))]
             hasher.update(pieces[0])
+            if each is not None:
+                each.update(pieces[0])
         syscalls.write_parts_at(fd, pieces, offset)
     if durable:
         syscalls.start_sync(fd, run.offset, run.nbytes)
-    return hasher.digest() if hasher is not None else b""
+    digest = hasher.digest() if hasher is not None else b""
+    if pieces_sums is not None and each is None:
+        pieces_sums[run.offset] = digest
+    return digest
+
+
+class _EachPiece:
+    """The sums of the pieces of a run, whose bytes are passed one after the other in any portions."""
+
+    def __init__(self, run: ChunkRun, found: PieceSums) -> None:
+        self._found = found
+        self._sizes = iter([piece if isinstance(piece, int) else len(piece) for piece in run.pieces])
+        self._start, self._left = run.offset, next(self._sizes)
+        self._size, self._hasher = self._left, new_sum()
+
+    def update(self, data: memoryview) -> None:
+        at = 0
+        while at < len(data):
+            part = data[at : at + self._left]
+            at += len(part)
+            self._left -= len(part)
+            if not self._left and len(part) == self._size:  # which small pieces are
+                digest = xxhash.xxh3_64_digest(part)
+            else:
+                self._hasher.update(part)
+                if self._left:
+                    return
+                digest, self._hasher = self._hasher.digest(), new_sum()
+            self._found[self._start] = digest
+            self._start += self._size
+            self._size = self._left = next(self._sizes, 0)
 
 
 def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:

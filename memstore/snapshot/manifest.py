@@ -31,7 +31,7 @@ from memstore.errors import (
 )
 from memstore.snapshot.buckets import is_url
 from memstore.snapshot.chunks import SUM_SIZE, size_of_sums
-from memstore.snapshot.objects import Storage, download, storage_at, upload
+from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.storage import FileStorage
 
 # --- Names of files and tensors --------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5,7}-of-[0-9]{5,7})?(?:-([0-9a-f]{16}))?\.safetensors")
-_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|(?:part|failure)-[0-9]{1,9})")
+_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|sums|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _TORCH_MARK = re.compile(r"(__[0-9]+)?\.metadata")  # with a rank: of a save without collectives
 _TORCH_DATA = re.compile(r"__[0-9]+_[0-9]+\.distcp")
@@ -83,8 +83,21 @@ def file_name(group: str, rank: int, world_size: int, take: str | None) -> str:
     return f"{group}{many}{own}.safetensors"
 
 
+def name_with_id(name: str, id: str | None) -> str:
+    """Returns the name of a file of tensors with another id, or with none."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r:.100} is no name of a file of tensors")
+    return f"{found[1]}{found[2] or ''}{'' if id is None else f'-{id}'}.safetensors"
+
+
 def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
+
+
+def is_model_file(name: str) -> bool:
+    """Returns whether a file of tensors has those of the one module, under the names in its state dict."""
+    return name.startswith("model")
 
 
 def rank_of(name: str) -> int:
@@ -107,6 +120,11 @@ def part_name(take: str, rank: int) -> str:
 def failure_name(take: str, rank: int) -> str:
     """Returns the name of the file in which a rank says what has failed, when it can't tell the others otherwise."""
     return f"memstore_snapshot.{take}.failure-{rank}"
+
+
+def sums_name(take: str) -> str:
+    """Returns the name of the file that has the sums of all boxes of a snapshot."""
+    return f"memstore_snapshot.{take}.sums"
 
 
 def claim_name(take: str) -> str:
@@ -385,18 +403,6 @@ def _load_from_bucket(path: str, options: Mapping[str, Any] | None) -> Manifest:
             "a take that was not finished leaves none"
         )  # fmt: skip
         raise kind(f"{path} is no snapshot: {what}; {why}") from None
-
-
-def download_snapshot(url: str, folder: str, options: Mapping[str, Any] | None = None) -> None:
-    """Makes a folder of a snapshot in a bucket. Raises as `load_manifest` and `download`."""
-    manifest = load_manifest(url, options)
-    os.mkdir(folder)
-    download(url, folder, manifest.files, MANIFEST, options)
-
-
-def upload_snapshot(folder: str, url: str, options: Mapping[str, Any] | None = None) -> None:
-    """Puts the snapshot in a folder into a bucket. Raises as `load_manifest` and `upload`."""
-    upload(folder, url, load_manifest(folder).files, MANIFEST, options)
 
 
 def _checksum(text: bytes | bytearray, at: int) -> bytes:

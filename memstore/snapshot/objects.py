@@ -46,8 +46,8 @@ from memstore.snapshot.chunks import (
     ChunkRun,
     Done,
     FilePart,
-    LateBytes,
     LatePiece,
+    PieceSums,
     by_width,
     damaged,
     in_parallel,
@@ -185,6 +185,7 @@ class ObjectStorage:
         durable: bool,
         checksum: bool = True,
         done: Done | None = None,
+        pieces: PieceSums | None = None,
     ) -> bytes:
         """Puts the pieces of a file, several at once. Those whose objects are there already are not put again.
 
@@ -600,58 +601,3 @@ def storage_at(
     storage = ObjectStorage(path, options, budget=budget)
     storage.know(files)
     return storage
-
-
-# --- Snapshots between folders and buckets ---------------------------------------------------------------------------
-
-
-def download(
-    url: str, folder: str, files: Sequence[SizedFile], manifest: str, options: Mapping[str, Any] | None
-) -> None:
-    """Writes the files of a snapshot in a bucket, and then its manifest, into a folder that exists, and is empty.
-
-    Args:
-        files: those of the snapshot.
-        manifest: the name of its manifest.
-        options: for the bucket.
-
-    Raises:
-        CorruptionError: something is missing or damaged.
-        StoreFullError: no room.
-    """
-    source = storage_at(url, options, files=files)
-    target = FileStorage(folder, file_mode=0o666)
-    for file in files:
-
-        def fetch(start: int, stop: int, file: SizedFile = file) -> memoryview:
-            memory = memoryview(bytearray(stop - start))
-            source.read(file.name, [FilePart(start, memory)], sums=file.sums)
-            return memory
-
-        ranges = [(start, min(start + PIECE, file.size)) for start in range(0, file.size, PIECE)]
-        parts = [FilePart(start, LateBytes(stop - start, partial(fetch, start, stop))) for start, stop in ranges]
-        target.write(file.name, file.size, parts, durable=False)
-    target.publish(manifest, source.read_bytes(manifest, 1 << 28), durable=False)
-
-
-def upload(folder: str, url: str, files: Sequence[SizedFile], manifest: str, options: Mapping[str, Any] | None) -> None:
-    """Puts the files of a snapshot in a folder, and then its manifest, into a bucket.
-
-    Raises:
-        AlreadyExistsError: there is a snapshot.
-        CorruptionError: a file isn't as the manifest says.
-    """
-    source, target = FileStorage(folder), ObjectStorage(url, options)
-    for file in files:
-
-        def load(start: int, stop: int, file: SizedFile = file) -> memoryview:
-            memory = memoryview(bytearray(stop - start))
-            source.read(file.name, [FilePart(start, memory)])
-            return memory
-
-        ranges = [(start, min(start + PIECE, file.size)) for start in range(0, file.size, PIECE)]
-        parts = [FilePart(start, LateBytes(stop - start, partial(load, start, stop))) for start, stop in ranges]
-        if target.write(file.name, file.size, parts, durable=True) != file.sums:
-            raise damaged(f"{folder}/{file.name}", "it doesn't fit its checksums")
-    target.confirm(files)
-    target.publish(manifest, source.read_bytes(manifest, 1 << 28), durable=True)

@@ -15,7 +15,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,6 +34,8 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from memstore.snapshot.buckets import is_url
+from memstore.snapshot.chunks import FilePart, PieceSums
+from memstore.snapshot.increments import BoxSums, encode_box_sums, sums_of_boxes
 from memstore.snapshot.manifest import (
     CLAIM,
     INDEX,
@@ -50,10 +53,13 @@ from memstore.snapshot.manifest import (
     is_file_name,
     is_id,
     is_torch_data,
+    others_among,
     others_at,
+    others_in,
     part_name,
     read_manifest,
     save_name,
+    sums_name,
     take_of,
     trace_of,
 )
@@ -116,6 +122,8 @@ class SnapshotPart(msgspec.Struct, frozen=True):
     Attributes:
         files: their sums come from who writes them.
         values: their tensors are this part's, by number.
+        box_sums: for each file the sums of its boxes, as far as there are any.
+        shares: whether it shares files with an earlier snapshot.
     """
 
     take: Take
@@ -123,6 +131,59 @@ class SnapshotPart(msgspec.Struct, frozen=True):
     files: tuple[ManifestFile, ...]
     tensors: tuple[PartTensor, ...]
     values: tuple[ManifestValue, ...]
+    box_sums: tuple[BoxSums, ...] = ()
+    shares: bool = False
+
+
+# --- The beginning: what is there, and who may use the plain names ----------------------------------------------------
+
+
+def refuse_what_is_there(path: str) -> None:
+    """Raises AlreadyExistsError if a snapshot, a store or another library's checkpoint is at a path."""
+    if os.path.lexists(f"{path}/{MANIFEST}"):
+        raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
+    if os.path.lexists(f"{path}/memstore.json"):
+        raise AlreadyExistsError(f"{path} is a store: take to a folder of its own, such as {path}-step-1")
+    for other in others_in(path):
+        raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): take to another path, or remove it first")
+    if os.path.lexists(path) and not os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} is there, and is no folder: take to another path")
+
+
+def begin_in_bucket(storage: ObjectStorage, world_size: int, *, durable: bool) -> Take:
+    """Begins a take to a URL: looks what is there, and leaves a claim, by which `prune` knows that it may go on.
+
+    All takes have the plain names there: what they put under one name is the same.
+
+    Raises:
+        AlreadyExistsError: a snapshot, or another library's checkpoint is there.
+        ValueError: several ranks take to the memory of one process.
+    """
+    path = storage.path
+    if storage.is_here and world_size > 1:
+        raise ValueError(f"{path} is memory of one process, and {world_size:,} ranks take this snapshot")
+    names = storage.names()
+    if MANIFEST in names:
+        raise AlreadyExistsError(f"{path} has a snapshot: take to another path, or remove it first")
+    for other in others_among(names):
+        raise AlreadyExistsError(f"{path} has {other.kind} ({other.name}): take to another path, or remove it first")
+    take = msgspec.structs.replace(new_take(path, world_size, durable=durable), plain=True)
+    storage.publish(claim_name(take.id), b"", durable=durable)
+    return take
+
+
+def claim(take: Take, plain: bool, storage: FileStorage) -> tuple[Take, FileStorage]:
+    """Claims the plain names of the folder, or names with the take's id where another take has those."""
+    try:
+        if plain and not any(name.endswith(".safetensors") or name in (INDEX, CLAIM) for name in storage.names()):
+            with contextlib.suppress(AlreadyExistsError):  # another take is first
+                storage.publish(CLAIM, take.id.encode(), durable=False)
+                return msgspec.structs.replace(take, plain=True), storage
+        storage.publish(claim_name(take.id), b"", durable=False)
+        return take, storage
+    except BaseException:
+        abandon(storage, take, [], 0, all_ended=True)
+        raise
 
 
 # --- Publication -----------------------------------------------------------------------------------------------------
@@ -198,10 +259,27 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
         UnknownOutcomeError: files of a planned snapshot are gone; another save to the folder removed them.
         UnsupportedValueError: the manifest would be too long.
     """
-    take = parts[0].take
     manifest = merge_parts(parts)
-    text = encode_manifest(manifest)
+    sums = [one for part in parts for one in part.box_sums or [{}] * len(part.files)]
     index = None if storage.is_remote else index_of(parts, manifest)  # transformers reads no pieces
+    return publish_manifest(storage, parts[0].take, manifest, index, sums, replacing)
+
+
+def publish_manifest(
+    storage: Storage,
+    take: Take,
+    manifest: Manifest,
+    index: bytes | None,
+    sums: Sequence[BoxSums],
+    replacing: Replacing | None = None,
+) -> bytes:
+    """Publishes a manifest, whose files are there; see `publish`.
+
+    Args:
+        index: that transformers reads, if there is one.
+        sums: of the boxes in each file.
+    """
+    text, box_sums = encode_manifest(manifest), encode_box_sums(manifest, sums)
     storage.know(manifest.files)
     with contextlib.nullcontext() if replacing is None else storage.alone():
         # 1. Look at what is there already. Killed up to here: no manifest names the files; an earlier one is whole.
@@ -223,6 +301,9 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
         if index and take.plain:
             with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
                 storage.publish(INDEX, index, durable=take.durable)
+        if box_sums is not None and not storage.is_remote:
+            with contextlib.suppress(AlreadyExistsError):  # as the index. It is a hint, so it may be torn
+                storage.write(sums_name(take.id), len(box_sums), [FilePart(0, box_sums)], durable=False)
         for save in {id_of(file.name) for file in earlier.files} if earlier is not None else ():
             if save is not None and not storage.is_remote:
                 leave_trace(storage, save)
@@ -242,7 +323,7 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
             remove_torchs(storage, durable=take.durable)
         # 5. The files of the earlier snapshot go, and those of takes and saves that can't be published any more. Killed
         #    before that: the next publication, or save, removes them.
-        keep = {name for file in manifest.files for name in storage.names_of(file)}
+        keep = {name for file in manifest.files for name in storage.names_of(file)} | {sums_name(take.id)}
         if take.plain:
             keep.add(INDEX)
         also = (
@@ -332,15 +413,25 @@ def _remove(storage: Storage, name: str) -> None:
 PUBLISHED = b"published"
 
 
-def finish_part(storage: Storage, text: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+def finish_part(
+    storage: Storage,
+    text: bytes,
+    sums: Mapping[str, bytes],
+    durable: bool,
+    pieces: Mapping[str, PieceSums] = MappingProxyType({}),
+) -> bytes:
     """Leaves the part of a rank whose files are written, and publishes the snapshot if it is the last one.
+
+    Args:
+        text: the part, encoded.
+        sums: of the files that were written, by name.
+        pieces: the sums of the pieces of these files, by name.
 
     Returns:
         PUBLISHED, or nothing if other ranks' parts are missing. (The manifest itself may be too long for a message.)
     """
     part = msgspec.msgpack.decode(text, type=SnapshotPart)
-    files = tuple(msgspec.structs.replace(file, sums=sums[file.name]) for file in part.files)
-    part = msgspec.structs.replace(part, files=files)
+    part = with_sums(part, sums, pieces)
     own = part_name(part.take.id, part.rank)
     try:
         text = msgspec.msgpack.encode(part)
@@ -354,7 +445,7 @@ def finish_part(storage: Storage, text: bytes, sums: Mapping[str, bytes], durabl
     except BaseException as error:
         # Where the part is there, another rank's writer may be publishing, and count on these files.
         if isinstance(error, AlreadyExistsError) or not _is_there(storage, own):
-            for name in (own,) if storage.is_remote else (own, *sums):
+            for name in (own,) if storage.is_remote else (own, *[file.name for file in part.files]):
                 _remove(storage, name)
         raise
 
@@ -367,6 +458,24 @@ def _is_there(storage: Storage, name: str) -> bool:
         return name in storage.present([name])
     except MemstoreError:
         return True
+
+
+def with_sums(part: SnapshotPart, sums: Mapping[str, bytes], pieces: Mapping[str, PieceSums]) -> SnapshotPart:
+    """Returns a part with the sums of the files that were written; those that it shares have theirs already."""
+    boxes: list[list[ManifestBox]] = [[] for _ in part.files]
+    for tensor in part.tensors:
+        for box in tensor.boxes:
+            boxes[box.file].append(box)
+    files: list[ManifestFile] = []
+    box_sums: list[BoxSums] = []
+    for i, file in enumerate(part.files):
+        if file.name in sums:
+            file = msgspec.structs.replace(file, sums=sums[file.name])
+            box_sums.append(sums_of_boxes(boxes[i], pieces.get(file.name, {})))
+        else:
+            box_sums.append(part.box_sums[i] if part.box_sums else {})
+        files.append(file)
+    return msgspec.structs.replace(part, files=tuple(files), box_sums=tuple(box_sums))
 
 
 def read_parts(storage: Storage, take: Take) -> list[SnapshotPart] | None:
@@ -432,11 +541,14 @@ def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
     )
 
 
-def index_of(parts: Iterable[SnapshotPart], manifest: Manifest) -> bytes | None:
+def index_of(parts: Sequence[SnapshotPart], manifest: Manifest) -> bytes | None:
     """Returns the index by which transformers reads a model's files.
 
-    Returns None if it needs none, or a tensor is in several boxes.
+    Returns None if it needs none, or a tensor is in several boxes. An increment has none: transformers reads all that
+    is in a file, and what an increment shares also has earlier values.
     """
+    if any(part.shares for part in parts):
+        return None
     places: dict[str, str] = {}
     total = 0
     stored = {tensor.path: tensor for tensor in manifest.tensors}
@@ -450,6 +562,16 @@ def index_of(parts: Iterable[SnapshotPart], manifest: Manifest) -> bytes | None:
             files = manifest.files if tensor.shared else part.files
             places[tensor.index_name] = files[boxes[0].file].name
             total += boxes[0].nbytes
+    return index_text(places, total)
+
+
+def index_text(places: Mapping[str, str], total: int) -> bytes | None:
+    """Returns the index by which transformers reads a model's files; None if it needs none.
+
+    Args:
+        places: the file of each tensor, by the tensor's name.
+        total: bytes of all.
+    """
     if not places or set(places.values()) == {"model.safetensors"}:
         return None
     document = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
@@ -479,7 +601,7 @@ def abandon(storage: Storage, take: Take, written: Sequence[str], rank: int, *, 
     """
     if published(storage, take) is not None:
         return
-    for name in written:
+    for name in (*written, sums_name(take.id)):
         if not storage.is_remote or trace_of(name) is not None:
             _remove(storage, name)
     if rank == 0 and storage.is_remote:

@@ -20,7 +20,6 @@ import errno
 import os
 import re
 import stat
-import sys
 import threading
 import time
 import uuid
@@ -29,11 +28,12 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from memstore._info import Progress
+from memstore._progress import shown
 from memstore._wording import check_new_folder
-from memstore._wording import size as size_text
 from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
     AlreadyExistsError,
+    CorruptionError,
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
@@ -51,6 +51,7 @@ from memstore.snapshot.chunks import (
     ChunkRun,
     Done,
     FilePart,
+    PieceSums,
     by_width,
     damaged,
     in_parallel,
@@ -210,6 +211,7 @@ class FileStorage:
         durable: bool,
         checksum: bool = False,
         done: Done | None = None,
+        pieces: PieceSums | None = None,
     ) -> bytes:
         """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
 
@@ -222,6 +224,7 @@ class FileStorage:
                 `publish` returns.)
             checksum: whether to compute the sums, of each piece right before it is written.
             done: told the bytes written.
+            pieces: gets the sums of the parts, cut at the ends of chunks, if sums are computed.
 
         Returns:
             The sums, or b"".
@@ -249,7 +252,8 @@ class FileStorage:
                     # one, under a lock of the file.
                     memory = SharedMemory(fd=os.dup(fd))
                     memory.keep_from_children()
-                write = partial(write_run, fd, memory, durable=durable, checksum=checksum)
+                wanted = pieces if checksum else None
+                write = partial(write_run, fd, memory, durable=durable, checksum=checksum, pieces_sums=wanted)
                 sums = in_parallel(write, runs, _counting(done))
             finally:
                 if memory is not None:
@@ -395,6 +399,41 @@ class FileStorage:
                 raise
             if durable:
                 syscalls.sync(folder)
+
+    def link_from(self, other: FileStorage, theirs: str, name: str, size: int, *, durable: bool) -> bool:
+        """Gives a file of another folder a name here, too: both folders have the file, and it takes its room once.
+
+        Args:
+            other, theirs: the other folder, and the file's name there.
+            name: here.
+            size: that it should have.
+            durable: whether its bytes are synced. (As of `write`, its name is there after a durable `publish`.)
+
+        Returns:
+            Whether that is so. Not if the file isn't there with this size, is no regular file, lies on another file
+            system or belongs to another account, or has as many names as the file system allows.
+        """
+        path = self._path_of(name)
+        check_name(theirs)
+        try:
+            syscalls.link(theirs, name, self._fd, other._fd)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{path} exists: nothing was linked") from None
+        except OSError:
+            return False
+        try:
+            with self._opened(path) as (fd, found):
+                if durable:
+                    syscalls.sync(fd)
+                if found == size:
+                    return True
+        except CorruptionError:  # it is a link
+            pass
+        except BaseException:
+            self.remove(name)
+            raise
+        self.remove(name)
+        return False
 
     def _write_beside(self, data: bytes, *, durable: bool) -> str:
         """Takes the steps 1 and 2. Returns the first name."""
@@ -633,18 +672,15 @@ def _typed(error: OSError, path: str) -> OSError | MemstoreError:
     return error
 
 
-# --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------
-
-
-_WIDTH = 30  # characters
-_BAR_PAUSE = 0.1  # seconds between two looks of a bar
+# --- How far a snapshot is -------------------------------------------------------------------------------------------
 
 
 class ProgressMeter:
     """A count of bytes, which is told. Thread-safe.
 
     Args:
-        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal, else lines
+            of the logger "memstore"; None.
         total: bytes in all.
         what: what is done, for the bar: "writing".
         rank: of several, rank 0 alone has a bar; a callback is each rank's own.
@@ -661,11 +697,7 @@ class ProgressMeter:
         self.failure: BaseException | None = None
         self._keeps_errors = keeps_errors
         self._lock = threading.Lock()
-        self._tell: Progress | None = None
-        if callable(progress):
-            self._tell = progress
-        elif progress is True and rank == 0 and sys.stderr.isatty():
-            self._tell = _bar(what)
+        self._tell: Progress | None = shown(progress, what, rank=rank)
 
     @property
     def done(self) -> Callable[[int], None] | None:
@@ -689,25 +721,6 @@ class ProgressMeter:
         """Tells that all is done, whatever was counted."""
         if self._done < self.total or not self.total:
             self._add(self.total - self._done)
-
-
-def _bar(what: str) -> Progress:
-    started, told = time.monotonic(), 0.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if done < total and now - told < _BAR_PAUSE:
-            return
-        told = now
-        part = done / total if total else 1.0
-        rate = size_text(done / max(now - started, 1e-9))
-        bar = "█" * round(_WIDTH * part)
-        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size_text(done)} of {size_text(total)}  {rate}/s ")
-        sys.stderr.write("\n" if done >= total else "")
-        sys.stderr.flush()
-
-    return tell
 
 
 SILENT = ProgressMeter(None, 0, "")  # tells nobody

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import torch
 from memstore import structure
 from memstore._info import Progress
 from memstore._wording import age, count_of, size
-from memstore.engine import TORCH_DTYPES, Leaf, header_size, read_tensors, split_header
+from memstore.engine import TORCH_DTYPES, HeaderEntry, Leaf, header_size, read_tensors, split_header
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
@@ -47,6 +48,8 @@ from memstore.snapshot.manifest import (
 from memstore.snapshot.objects import storage_at
 from memstore.snapshot.storage import ProgressMeter, hold, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
+
+_log = logging.getLogger("memstore")
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
 
@@ -235,6 +238,25 @@ class Stored:
             raise self.damaged(f"the value {key!r:.100}: {error.detail}") from error
 
 
+def open_first(paths: Sequence[str], options: Mapping[str, Any] | None = None) -> Stored:
+    """Opens the first of several folders, or URLs, that has a snapshot whose manifest can be read.
+
+    Args:
+        options: for a bucket.
+
+    Raises:
+        NotAStoreError, CorruptionError: of the last one, if none has.
+    """
+    for path in paths[:-1]:
+        try:
+            return Stored(path, options=options)
+        except NotAStoreError:
+            continue
+        except CorruptionError as error:
+            _log.warning("%s: the next tier, %s, is used", error, paths[-1])
+    return Stored(paths[-1], options=options)
+
+
 # --- Entries and leaves, by path -------------------------------------------------------------------------------------
 
 
@@ -420,7 +442,7 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
 # --- Verification of a snapshot: its manifest, the headers of its files, and all their bytes -------------------------
 
 
-def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:
+def verify(stored: Stored, progress: Progress | bool | None, *, allow_pickle: bool) -> None:
     """Reads all files, and compares them with their checksums and the manifest; see `Snapshot.verify`."""
     for rank in range(stored.manifest.world_size):
         for value in stored.values(rank):
@@ -442,19 +464,24 @@ def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> 
 
 def _check_header(stored: Stored, file: ManifestFile, boxes: Sequence[tuple[ManifestTensor, ManifestBox]]) -> None:
     """Checks that the header that others read has the same ranges as the manifest has boxes in the file."""
-    try:
-        head = _bytes(stored, file, 0, min(8, file.size))
-        start = header_size(head, file.size)
-        _, values = split_header(_bytes(stored, file, 8, start - 8))
-        entries = read_tensors(values, file.size - start)
-    except CorruptionError as error:
-        raise stored.damaged_file(file.name, error.detail) from error
+    start, entries = read_header(stored, file)
     there = {(start + entry.data_offsets[0], start + entry.data_offsets[1]): entry for entry in entries.values()}
     for tensor, box in boxes:
         entry = there.get((box.offset, box.offset + box.nbytes))
         dtype = None if entry is None else TORCH_DTYPES[entry.dtype]
         if entry is None or (dtype == tensor.dtype and entry.shape != box.shape):
             raise stored.damaged_file(file.name, f"its header doesn't have {tensor.path!r:.100} where it is")
+
+
+def read_header(stored: Stored, file: ManifestFile) -> tuple[int, Mapping[str, HeaderEntry]]:
+    """Returns where the data of a file starts, and the entries of its header by name. Raises CorruptionError."""
+    try:
+        head = _bytes(stored, file, 0, min(8, file.size))
+        start = header_size(head, file.size)
+        _, values = split_header(_bytes(stored, file, 8, start - 8))
+        return start, read_tensors(values, file.size - start)
+    except CorruptionError as error:
+        raise stored.damaged_file(file.name, error.detail) from error
 
 
 def _bytes(stored: Stored, file: ManifestFile, offset: int, size: int) -> bytes:

@@ -31,7 +31,7 @@ from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
 from memstore.snapshot.buckets import is_url
-from memstore.snapshot.chunks import FilePart
+from memstore.snapshot.chunks import FilePart, PieceSums
 from memstore.snapshot.objects import storage_at
 from memstore.snapshot.publishing import finish_part
 from memstore.snapshot.storage import hold
@@ -307,11 +307,12 @@ def write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | N
     """Makes the files of a job, and its part. Returns what `finish_part` does."""
     storage = storage_at(os.fsdecode(job.folder), job.options)
     sums: dict[str, bytes] = {}
+    pieces: dict[str, PieceSums] = {}
     try:
         for file in job.files:
-            parts = _parts_of(file, staged)
+            parts, own = _parts_of(file, staged), pieces.setdefault(file.name, {})
             sums[file.name] = storage.write(
-                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done
+                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done, pieces=own
             )
     except BaseException:
         for name in () if storage.is_remote else sums:
@@ -319,7 +320,7 @@ def write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | N
                 storage.remove(name)
         raise
     # From here on the files stay if something fails: others may count on them already.
-    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable)
+    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable, pieces)
 
 
 def write_here(job: WriteJob, staged: memoryview, pending: PendingWrite) -> None:
