@@ -474,7 +474,7 @@ def write_values(
 
 
 def write_files(
-    storage: FileStorage,
+    storage: Storage,
     part: SnapshotPart,
     files: Sequence[FileDraft],
     *,

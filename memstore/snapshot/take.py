@@ -299,7 +299,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> list
             naming = _naming_of(opening)
             for take, storage, base in zip(takes, storages, open_bases, strict=True):
                 sharing = None
-                if base is not None:
+                if base is not None and isinstance(storage, FileStorage):
                     sharing = partial(base.share, storage, take.id, ranks.rank, ranks.size, take.durable)
                 drafted = draft(take, ranks.rank, values, walker.tensors, shared, shares, naming, sharing)
                 prepared.append(PreparedTake(ranks, storage, *drafted))
