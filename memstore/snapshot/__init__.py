@@ -9,6 +9,7 @@ manifest      what a snapshot says of itself; the names of its files and tensors
 storage       its folder, and how far it is         chunks        parts of its files, read or written several at once
 objects       its place in a bucket                 buckets       URLs, and the requests to an object store
 staging       tensors, copied into shared memory   writer        the process that writes them
+increments    what a take shares with a base        copying       whole copies
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
 """

@@ -153,6 +153,7 @@ class BucketObject(NamedTuple):
 # --- Buckets ---------------------------------------------------------------------------------------------------------
 
 
+_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 _buckets: dict[tuple[Any, ...], Bucket] = {}
 _memories: dict[str, Any] = {}
 _lock = threading.Lock()
@@ -169,7 +170,9 @@ def open_bucket(url: BucketUrl, options: Mapping[str, Any] | None = None) -> Buc
     """
     given = dict(options or {})
     check_options(given)
-    key = (url.scheme, url.bucket, os.getpid(), repr(sorted(given.items(), key=lambda item: item[0])))
+    said = [item for item in os.environ.items() if item[0].startswith(_VARIABLES)]  # credentials are renewed
+    given_key = repr(sorted(given.items(), key=lambda item: item[0]))
+    key = (url.scheme, url.bucket, os.getpid(), given_key, hash(tuple(sorted(said))))
     with _lock:
         if key not in _buckets:
             _buckets[key] = Bucket(url, given)

@@ -170,3 +170,30 @@ def test_other_calls_refuse_urls_in_words(
     with pytest.raises(ValueError, match=r"URL|storage|bucket|folder of this host"):
         REFUSALS[call](store, url)
     assert os.listdir(tmp_path) == []
+
+
+def test_tiers_end_in_a_bucket_and_copies_go_there(url: str, root: str) -> None:
+    app_state: dict[str, Any] = {"model": torch.nn.Linear(3, 2)}
+    for take in (Snapshot.take, lambda *given, **more: Snapshot.async_take(*given, **more).wait(60.0)):
+        url += "a"
+        snapshot = take(f"{root}{url[-3:]}", app_state, then=[url])
+        for one in (snapshot, Snapshot(url), Snapshot(f"{root}-nowhere", then=[url])):
+            assert torch.equal(one.read_object("0/model/weight"), app_state["model"].weight)
+    Snapshot(url).copy(f"{root}-copy").verify()
+    copied = Snapshot(f"{root}-copy").copy(url + "copy")
+    assert copied.path == url + "copy"
+    copied.verify()
+    with CheckpointManager(f"{root}-run", then=[url + "run"], async_=False) as manager:
+        manager.save(1, app_state)
+        manager.save(2, app_state)
+    assert CheckpointManager(url + "run").steps() == [1, 2]
+    assert CheckpointManager(f"{root}-empty", then=[url + "run"]).restore(app_state) == 2
+
+
+def test_increments_are_for_folders(url: str, root: str) -> None:
+    with pytest.raises(ValueError, match="base= is for folders"):
+        Snapshot.take(url, {}, base="latest")
+    with pytest.raises(ValueError, match="base= is for folders"):
+        Snapshot.take(root, {}, base=url)
+    with pytest.raises(ValueError, match="incremental= is for folders"):
+        CheckpointManager(url, incremental=True)
