@@ -35,7 +35,7 @@ def run(*arguments: str, code: int = 0) -> Any:
 
 
 @pytest.fixture
-def taken(url: str) -> dict[str, Any]:
+def taken(url: str, s3_environment: None) -> dict[str, Any]:
     app_state: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=7)}
     Snapshot.take(url, app_state)
     return app_state
