@@ -153,11 +153,16 @@ class BucketObject(NamedTuple):
 # --- Buckets ---------------------------------------------------------------------------------------------------------
 
 
-_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
+VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")  # how the names of those begin that say where buckets are, and whose
 _buckets: dict[tuple[Any, ...], Bucket] = {}
 _memories: dict[str, Any] = {}
 _lock = threading.Lock()
 _used_by: int | None = None  # the process in which obstore's threads run
+
+
+def variables() -> dict[str, str]:
+    """Returns the variables of the environment that say where buckets are, and with which credentials."""
+    return {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
 
 
 def open_bucket(url: BucketUrl, options: Mapping[str, Any] | None = None) -> Bucket:
@@ -170,7 +175,7 @@ def open_bucket(url: BucketUrl, options: Mapping[str, Any] | None = None) -> Buc
     """
     given = dict(options or {})
     check_options(given)
-    said = [item for item in os.environ.items() if item[0].startswith(_VARIABLES)]  # credentials are renewed
+    said = variables().items()  # credentials are renewed
     given_key = repr(sorted(given.items(), key=lambda item: item[0]))
     key = (url.scheme, url.bucket, os.getpid(), given_key, hash(tuple(sorted(said))))
     with _lock:

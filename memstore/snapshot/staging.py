@@ -34,7 +34,7 @@ import torch
 from memstore._threads import Hooks, around_forks
 from memstore.engine import ALIGNMENT, SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError, UnsupportedValueError, lack_of, way_out
-from memstore.snapshot.buckets import is_url
+from memstore.snapshot.buckets import is_url, variables
 from memstore.snapshot.chunks import in_parallel
 from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient, write_here
 from memstore.structure import CopyPlan, GatheredCopy, PlainCopy, copy_tensors, modes, why_no_memory
@@ -109,7 +109,9 @@ class StagedTensors:
         path = str(folder) if is_url(folder) else os.path.abspath(folder)
         pending = PendingWrite(f"the snapshot in {path}", users.leave, done)
         place = os.fsencode(path)
-        job = WriteJob(next(_numbers), place, list(files), part, durable, checksum, done is not None, options)
+        number, told = next(_numbers), done is not None
+        bucket, environment = (options, variables()) if is_url(path) else (None, {})
+        job = WriteJob(number, place, list(files), part, durable, checksum, told, bucket, environment)
         try:
             if path.startswith("memory://"):  # of this process
                 write_here(job, block.bytes.data, pending)

@@ -30,7 +30,7 @@ from memstore import errors
 from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
-from memstore.snapshot.buckets import is_url
+from memstore.snapshot.buckets import VARIABLES, is_url
 from memstore.snapshot.chunks import FilePart, PieceSums
 from memstore.snapshot.objects import storage_at
 from memstore.snapshot.publishing import finish_part
@@ -296,6 +296,10 @@ def _teller(channel: socket.socket, job: WriteJob) -> Callable[[int], None]:
 def _carry_out(job: WriteJob, memory: SharedMemory, done: Callable[[int], None] | None) -> WriteOutcome:
     try:
         folder = os.fsdecode(job.folder)
+        if is_url(folder):
+            for name in [name for name in os.environ if name.startswith(VARIABLES)]:
+                del os.environ[name]
+            os.environ.update(job.variables)
         held = None if is_url(folder) else hold(folder)
         with held or contextlib.nullcontext():  # the trainer holds it too, but may die
             return WriteOutcome(job.number, write_all(job, memory.bytes, done))
@@ -386,6 +390,7 @@ class WriteJob(msgspec.Struct, frozen=True):
         durable, checksum: as `FileStorage.write` has them.
         told: whether the trainer wants to hear how it advances.
         options: for a bucket, where `folder` is a URL.
+        variables: of the trainer's environment, for the same: it may have renewed its credentials.
     """
 
     number: int
@@ -396,6 +401,7 @@ class WriteJob(msgspec.Struct, frozen=True):
     checksum: bool
     told: bool = False
     options: dict[str, Any] | None = None
+    variables: dict[str, str] = {}
 
 
 class WriteFailure(msgspec.Struct, frozen=True):

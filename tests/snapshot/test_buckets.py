@@ -430,6 +430,35 @@ def test_a_writer_process_tells_what_a_service_refuses(url: str, options: dict[s
     check(url, options, state())
 
 
+def test_a_writer_process_gets_renewed_credentials(
+    url: str, s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, s3_environment: None
+) -> None:
+    """It was started before, with the environment of then."""
+    for number, key in enumerate(["first", "second"]):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        s3_proxy.clear()
+        Snapshot.async_take(f"{url}{number}", state()).wait(60.0)
+        used = {one.headers["authorization"].partition("Credential=")[2].partition("/")[0] for one in s3_proxy.requests}
+        assert used == {key}
+
+
+def test_a_listing_may_be_stale(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has what was removed, and lacks what was put."""
+    place = url.replace("s3", "memory")
+    storage = ObjectStorage(place)
+    storage.write("state.safetensors", 5, [FilePart(0, b"12345")], durable=True)
+    stale = buckets.open_bucket(parse_url(place)).list(parse_url(place).key)
+    storage.remove_all(storage.names())
+    monkeypatch.setattr(buckets.Bucket, "list", lambda *_: dict(stale))
+    again = ObjectStorage(place)
+    sums = again.write("state.safetensors", 5, [FilePart(0, b"12345")], durable=True)
+    more = again.write("model.safetensors", 5, [FilePart(0, b"54321")], durable=True)
+    again.confirm([_file("state.safetensors", 5, sums), _file("model.safetensors", 5, more)])
+    found = bytearray(5)
+    again.read("state.safetensors", [FilePart(0, found)], sums=sums)
+    assert found == b"12345"
+
+
 def test_a_bucket_that_is_missing_or_vanishes_is_named(s3_proxy: FaultProxy, options: dict[str, Any]) -> None:
     with pytest.raises(NoBucketError, match="nowhere"):
         Snapshot.take("s3://nowhere/step-1", state(), storage_options=options)

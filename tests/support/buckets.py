@@ -97,7 +97,7 @@ class FaultProxy:
     """A proxy in front of a server, on loopback.
 
     Attributes:
-        requests: all that came, in the order in which they were answered.
+        requests: all that came, in this order.
     """
 
     def __init__(self, server: S3Server) -> None:
@@ -213,11 +213,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._body = self.rfile.read(int(request.headers.get("content-length", 0)))
         request.sent = len(self._body)
         fault = self.proxy.fault_for(request)
-        if fault is not None and fault.do(request, self):
-            self.proxy.note(request)
-            return
-        self.forward(request)
-        self.proxy.note(request)
+        self.proxy.note(request)  # before it is answered: afterwards the test may have gone on
+        if fault is None or not fault.do(request, self):
+            self.forward(request)
 
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
 
