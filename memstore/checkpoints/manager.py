@@ -49,8 +49,8 @@ from memstore.checkpoints.folders import (
 from memstore.engine import OwnedFile, deadline_after
 from memstore.errors import MemstoreError, NoSnapshotError, StoreClosedError, StoreTimeoutError
 from memstore.snapshot import AppState, Snapshot, load_manifest
+from memstore.snapshot.manifest import tiers_of
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
-from memstore.snapshot.take import tiers_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

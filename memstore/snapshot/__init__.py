@@ -21,7 +21,18 @@ from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import chunks, drafts, manifest, publishing, ranks, reading, staging, storage, stored
+    from memstore.snapshot import (
+        chunks,
+        drafts,
+        increments,
+        manifest,
+        publishing,
+        ranks,
+        reading,
+        staging,
+        storage,
+        stored,
+    )
     from memstore.snapshot.chunks import in_parallel
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot
@@ -55,6 +66,7 @@ __all__ = [
     "differences",
     "drafts",
     "in_parallel",
+    "increments",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",

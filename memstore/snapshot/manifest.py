@@ -170,6 +170,13 @@ def local_path(path: Any) -> str:
     return os.path.abspath(found)
 
 
+def tiers_of(then: Any) -> tuple[str, ...]:
+    """Returns the absolute paths of further tiers. Raises TypeError or ValueError if they are none."""
+    if isinstance(then, str | os.PathLike):
+        raise TypeError(f"then is a list of paths, and not {then!r}")
+    return tuple(map(local_path, then))
+
+
 def is_snapshot(path: str | os.PathLike[str]) -> bool:
     """Returns whether this is the folder of a snapshot."""
     return os.path.lexists(os.path.join(path, MANIFEST))

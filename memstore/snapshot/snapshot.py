@@ -20,7 +20,7 @@ from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
 from memstore.snapshot.copying import copy_snapshot
-from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, local_path
+from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, local_path, tiers_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor, state_dict_of, view
 from memstore.snapshot.restore import restore
@@ -46,7 +46,6 @@ from memstore.snapshot.take import (
     prepare,
     start,
     take_tiers,
-    tiers_of,
 )
 from memstore.structure import PICKLED, modes
 

@@ -66,6 +66,7 @@ from memstore.snapshot.manifest import (
     part_name,
     path_of,
     read_manifest,
+    tiers_of,
 )
 from memstore.snapshot.publishing import (
     SnapshotPart,
@@ -160,13 +161,6 @@ class TakeOptions(NamedTuple):
         if self.base is None or (self.base != LATEST and not tier):
             return self.base
         return latest_beside(folder)
-
-
-def tiers_of(then: Any) -> tuple[str, ...]:
-    """Returns the absolute paths of further tiers. Raises TypeError or ValueError if they are none."""
-    if isinstance(then, str | os.PathLike):
-        raise TypeError(f"then is a list of paths, and not {then!r}")
-    return tuple(map(local_path, then))
 
 
 # --- Steps 1 to 3: the ranks agree on who writes what ----------------------------------------------------------------
