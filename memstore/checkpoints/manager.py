@@ -51,8 +51,8 @@ from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSnapshotError, StoreClosedError, StoreTimeoutError
 from memstore.snapshot import AppState, Snapshot, load_manifest
 from memstore.snapshot.buckets import OF_ALL, bucket_options, is_url
+from memstore.snapshot.manifest import tiers_of
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
-from memstore.snapshot.take import tiers_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

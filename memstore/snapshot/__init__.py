@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from memstore.snapshot import (
         buckets,
         chunks,
+        copying,
         drafts,
+        increments,
         manifest,
         objects,
         publishing,
@@ -64,11 +66,13 @@ __all__ = [
     "Stateful",
     "TensorEntry",
     "buckets",
+    "copying",
     "chunks",  # modules that integrations and conversions use, too
     "describe_snapshot",
     "differences",
     "drafts",
     "in_parallel",
+    "increments",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",

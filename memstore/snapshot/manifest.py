@@ -29,7 +29,7 @@ from memstore.errors import (
     NotAStoreError,
     UnsupportedValueError,
 )
-from memstore.snapshot.buckets import is_url
+from memstore.snapshot.buckets import is_url, path_or_url
 from memstore.snapshot.chunks import SUM_SIZE, size_of_sums
 from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.storage import FileStorage
@@ -157,6 +157,13 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
     if file is not None and file[3] is not None:
         return file[3] if file[3] in traced else None
     return claimant if file is not None or name in (CLAIM, INDEX) else None
+
+
+def tiers_of(then: Any) -> tuple[str, ...]:
+    """Returns the absolute paths, or URLs, of further tiers. Raises TypeError or ValueError if they are none."""
+    if isinstance(then, str | os.PathLike):
+        raise TypeError(f"then is a list of paths, and not {then!r}")
+    return tuple(map(path_or_url, then))
 
 
 def is_snapshot(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> bool:

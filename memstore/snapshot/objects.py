@@ -19,6 +19,7 @@ What a manifest doesn't name belongs to takes that go on, failed or died. The ta
 from __future__ import annotations
 
 import contextlib
+import mmap
 import queue
 import re
 import threading
@@ -28,7 +29,6 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import xxhash
 
 from memstore.engine import OwnedFile, syscalls
@@ -301,7 +301,7 @@ class ObjectStorage:
                 start += target
                 continue
             assert not isinstance(target, LatePiece)
-            np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(found[start : start + len(target)], np.uint8))
+            target[:] = found[start : start + len(target)]
             start += len(target)
 
     def read_bytes(self, name: str, limit: int) -> bytes:
@@ -513,21 +513,20 @@ class _Buffers:
     """Memory for pieces that have to be put together: new pages would cost half of the copy each time."""
 
     def __init__(self) -> None:
-        self._free: queue.SimpleQueue[np.ndarray[Any, np.dtype[np.uint8]]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
 
     @contextlib.contextmanager
     def of(self, size: int) -> Generator[memoryview]:
         if not size:
             yield memoryview(b"")
             return
-        try:
+        found: mmap.mmap | None = None
+        with contextlib.suppress(queue.Empty):
             found = self._free.get_nowait()
-        except queue.Empty:
-            found = np.empty(0, np.uint8)
-        if found.nbytes < size:
-            found = np.empty(size, np.uint8)
+        if found is None or len(found) < size:
+            found = mmap.mmap(-1, size)
         try:
-            yield found.data[:size]
+            yield memoryview(found)[:size]
         finally:
             self._free.put(found)
 

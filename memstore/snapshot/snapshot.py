@@ -21,7 +21,7 @@ from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
 from memstore.snapshot.buckets import OF_ALL, is_url, path_or_url
 from memstore.snapshot.copying import copy_snapshot
-from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest
+from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, tiers_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor, state_dict_of, view
 from memstore.snapshot.restore import restore
@@ -47,7 +47,6 @@ from memstore.snapshot.take import (
     prepare,
     start,
     take_tiers,
-    tiers_of,
 )
 from memstore.structure import PICKLED, modes
 

@@ -66,6 +66,7 @@ from memstore.snapshot.manifest import (
     part_name,
     path_of,
     read_manifest,
+    tiers_of,
 )
 from memstore.snapshot.objects import ObjectStorage, Storage, storage_at
 from memstore.snapshot.publishing import (
@@ -195,13 +196,6 @@ class TakeOptions(NamedTuple):
         if self.base is None or (self.base != LATEST and not tier):
             return self.base
         return None if is_url(folder) else latest_beside(folder)
-
-
-def tiers_of(then: Any) -> tuple[str, ...]:
-    """Returns the absolute paths, or URLs, of further tiers. Raises TypeError or ValueError if they are none."""
-    if isinstance(then, str | os.PathLike):
-        raise TypeError(f"then is a list of paths, and not {then!r}")
-    return tuple(map(path_or_url, then))
 
 
 # --- Steps 1 to 3: the ranks agree on who writes what ----------------------------------------------------------------
