@@ -26,7 +26,7 @@ def is_manifest(request: Request) -> bool:
     return request.method == "PUT" and request.name == MANIFEST
 
 
-@pytest.mark.parametrize("backend", ["snapshot", "dcp"])
+@pytest.mark.parametrize("backend", ["snapshot", pytest.param("dcp", marks=pytest.mark.full)])
 def test_a_run_in_a_bucket_keeps_its_newest_steps_and_continues(
     backend: Any, url: str, s3_options: dict[str, Any]
 ) -> None:
