@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, recovery, roster, sharded
+from memstore.distributed.rules import directory, draining, fence, owning, recovery, replicas, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -53,6 +53,7 @@ from memstore.distributed.rules.messages import (
     Open,
     Opened,
     Place,
+    Policy,
     Prepare,
     Promise,
     Publish,
@@ -61,10 +62,12 @@ from memstore.distributed.rules.messages import (
     Release,
     Remove,
     Renew,
+    Replicate,
     Request,
     Resolve,
     Roster,
     Serve,
+    SetPolicy,
     Stale,
     Standing,
     Stay,
@@ -143,8 +146,10 @@ class Index:
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
+        self.replicas = replicas.Replicas(clock)
+        self._untold: set[bytes] = set()  # keepers that gave no answer when they were to be told of a put
         self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
-        self._stale: int | None = None  # the same, for backups that don't count any more
+        self._stale: tuple[int, int] | None = None  # the same, for backups that don't count any more; and the epoch
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -182,6 +187,10 @@ class Index:
                 keys = [change.key for change in request.changes]
                 return self._once_noted(tables, keys, owning.commit(tables, standing, request))
             case Note():
+                for key, upto in request.rows:
+                    backup = tables.backup(key)
+                    if backup is not None and backup.version <= upto:
+                        self._audit.look_again(backup.places)  # of its bytes nobody else may say that they can go
                 return recovery.take_note(tables, request)
             case Keep():
                 refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
@@ -225,6 +234,8 @@ class Index:
                 return self._leases.answer(standing, self.seed, request)
             case AskSilence():
                 return self._watch.answer(standing, request)
+            case Replicate():
+                return Later()  # it takes steps: see `replicate`
             case _:
                 return self._answer_of_roster(tables, standing, request)
 
@@ -232,9 +243,11 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | SetPolicy,
     ) -> Answer:
         match request:
+            case SetPolicy():
+                return roster.set_policy(tables, standing, self.seed, request)
             case Ask():
                 return roster.answer_ask(tables, standing, self.seed, request)
             case Remove():
@@ -296,7 +309,7 @@ class Index:
                 return isinstance(answer, Later) and request.milliseconds > 0
             case ClaimGroups() | FindOwners() | HandOver():
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
-            case Remove() | Drain() | Finish() | BringGroups():
+            case Remove() | Drain() | Finish() | BringGroups() | SetPolicy():
                 return isinstance(answer, Later)
             case Inherit() | Recovered():
                 return isinstance(answer, Later)
@@ -494,10 +507,44 @@ class Index:
         elif self._swept != standing.losses:
             yield from roster.drop_lost(self.seed)
             self._swept = standing.losses
-        elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
-            self._stale = standing.losses
+        elif (
+            self._stale != _stale_at(standing)
+            and not standing.roster.departed
+            and (yield from recovery.drop_stale(self._audit.look_again))
+        ):
+            self._stale = _stale_at(standing)
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
+
+    # --- replicas -----------------------------------------------------------------------------------------------------
+
+    def is_copied_first(self, tables: Tables, request: Request) -> bool:
+        """Returns whether a request is answered by `commit_copied`."""
+        return isinstance(request, Commit) and replicas.is_copied_first(tables.standing(), request)
+
+    def commit_copied(self, request: Commit, fetch: replicas.Fetch) -> Steps[Answer]:
+        answer = yield from replicas.commit_copied(request, fetch)
+        keys = [change.key for change in request.changes]
+        return (yield from view(lambda tables: self._once_noted(tables, keys, answer)))
+
+    def replicate(self, request: Replicate, fetch: replicas.Fetch) -> Steps[Answer]:
+        """Answers a host that wants this one to have replicas, or has some of what this one owns."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or self._lease.is_over:
+            return Later()
+        if request.owner == standing.member:
+            return (yield from replicas.hold(request, fetch, self.replicas.silent, self._untold))
+        return (yield from replicas.keep_replicas(request, fetch))
+
+    def fill_up(self, fetch: replicas.Fetch) -> Steps[bool]:
+        """Has other hosts keep what lacks a replica. Returns whether some is left."""
+        return (yield from self.replicas.run(fetch))
+
+    def state_policy(self, policy: Policy, *, drops: bool = False) -> Steps[Answer | None]:
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None:
+            return None
+        return (yield from send(standing.seed, SetPolicy(policy, drops)))
 
     def note(self) -> Steps[bool]:
         return (yield from self.notes.run())
@@ -571,3 +618,8 @@ class Index:
             connected: sessions that have a connection, or had one since this was last called.
         """
         return (yield from self._sessions.run(connected))
+
+
+def _stale_at(standing: Standing) -> tuple[int, int]:
+    """Returns when backups are to be looked through: after a loss; with replicas also after a hand-over, an epoch."""
+    return standing.losses, standing.roster.epoch if standing.roster.policies else 0

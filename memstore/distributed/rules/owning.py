@@ -52,7 +52,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, note_change
+from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, let_go, note_change
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError
 
@@ -168,7 +168,7 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
             tables.pass_over(key, error)
             tables.put_damaged(key)
             continue
-        tables.drop_backup(key)
+        let_go(tables, key, entry.places)
         for place in entry.places:
             if is_here(standing, place):
                 with passing_over(tables, key):
@@ -257,7 +257,14 @@ def _admit_listing(tables: Tables, standing: Standing, request: List | WaitAny) 
 def are_named(tables: Tables, standing: Standing, request: Named) -> Answer:
     """Answers whether a record names a place, or a part that waits for others."""
     refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
-    return refused or IsNamed(is_named(tables, request.key, request.place))
+    return refused or IsNamed(is_named(tables, request.key, request.place) or _is_kept(tables, request))
+
+
+def _is_kept(tables: Tables, request: Named) -> bool:
+    """Returns whether a place has what its host is to keep of the key: the present version, in bytes of its own."""
+    entry = tables.head(request.key)
+    is_present = entry is not None and request.keeps == entry.version
+    return is_present and (request.place.host, request.keeps) in tables.keepers(request.key)
 
 
 def is_named(tables: Tables, key: bytes, place: Place) -> bool:
@@ -298,8 +305,14 @@ def is_unclaimed(tables: Tables, standing: Standing, group: bytes) -> bool:
 # --- changing ---------------------------------------------------------------------------------------------------------
 
 
-def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
-    """Makes a commit that another host has sent."""
+def commit(
+    tables: Tables, standing: Standing, request: Commit, copied: Sequence[Change] | None = None
+) -> Answer:
+    """Makes a commit that another host has sent.
+
+    Args:
+        copied: its changes, with bytes that were copied to this host.
+    """
     answered = answer_again(tables, request.call)
     if answered is not None:
         return answered
@@ -312,7 +325,7 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     if refused is not None:
         return refused
     keepers = () if request.keeper is None else (request.keeper,)
-    return keep_answer(tables, request.call, strange or apply(tables, standing, request.changes, keepers))
+    return keep_answer(tables, request.call, strange or apply(tables, standing, copied or request.changes, keepers))
 
 
 def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:
@@ -604,6 +617,10 @@ class Audit:
                 if place not in self._seen and lent.until <= now:
                     yield from self._look_at(standing, place, lent)
 
+    def look_again(self, places: Iterable[Place]) -> None:
+        """Notes that these may be named no more."""
+        self._seen.difference_update(places)
+
     def _look_at(self, standing: Standing, place: Place, lent: Lent) -> Steps[None]:
         if lent.session and not (yield from self._resolved(standing, lent)):
             return
@@ -615,7 +632,9 @@ class Audit:
         if row is None or _has_nothing(standing, row):
             yield from transact(lambda tables: self._retire(tables, place, lent))
             return
-        request = Named(lent.key, place, row.grant)
+        backup = yield from view(lambda tables: tables.backup(lent.key))
+        keeps = backup.version if backup is not None and place in backup.places else 0
+        request = Named(lent.key, place, row.grant, keeps)
         owner = standing.roster.member(row.owner)
         if row.owner == standing.member:
             answer = yield from transact(lambda tables: are_named(tables, own_standing(tables), request))

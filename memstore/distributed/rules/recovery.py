@@ -121,6 +121,7 @@ def note_change(
         is_alone: it is one, which writes it over an older one before anybody hears that it was put. One of several
             need not have when a rank of another host returns: it is told of the older one.
     """
+    note_lacking(tables, standing, change, is_alone=is_alone)
     known, keep = tables.keepers(change.key), is_kept(change)
     if not known and not (keepers and keep):
         return
@@ -130,6 +131,22 @@ def note_change(
         rows += [(host, version) for host in keepers]
     tables.put_keepers(change.key, rows)
     tables.put_unnoted(change.key, any(at != version for _, at in rows))
+
+
+def note_lacking(tables: Tables, standing: Standing, change: Change, *, is_alone: bool) -> None:
+    """Notes, in the transaction of a change, that its value is to have a replica: see `replicas.py`.
+
+    Where the put waits for it, keepers aren't told before that an older version is replaced: after a death, that is the
+    one which was acknowledged.
+
+    Args:
+        is_alone: one host puts it. Ranks of a sharded put don't wait.
+    """
+    policy = standing.roster.policy_of(group_of(change.key))
+    if policy is not None and change.body is not None and not change.is_mutable:
+        tables.put_lacking(change.key, is_alone and not policy.is_async)
+    elif tables.lacking(change.key) is not None:
+        tables.put_lacking(change.key, None)
 
 
 def keep_current(tables: Tables, request: Keep) -> Answer:
@@ -160,7 +177,7 @@ def due(tables: Tables, keys: Collection[bytes]) -> dict[bytes, list[tuple[bytes
     found: dict[bytes, list[tuple[bytes, int]]] = {}
     standing = tables.standing()
     for key in keys if standing is not None else ():
-        if not tables.is_unnoted(key):
+        if not tables.is_unnoted(key) or tables.lacking(key):
             continue
         version = _version_of(tables, key)
         uptos: dict[bytes, int] = {}
@@ -273,7 +290,11 @@ class Notes:
 
 
 def _all_due(tables: Tables) -> tuple[Standing | None, list[bytes], dict[bytes, list[tuple[bytes, int]]]]:
-    keys = tables.all_unnoted(b"", PORTION)
+    """Finds a portion of keys of which somebody is to be told now."""
+    keys, after = list[bytes](), b""
+    while len(keys) < PORTION and (page := tables.all_unnoted(after, PORTION)):
+        keys += [key for key in page if not tables.lacking(key)]
+        after = page[-1]
     return tables.standing(), keys, due(tables, keys)
 
 
@@ -290,10 +311,26 @@ def take_note(tables: Tables, request: Note) -> Answer:
     for key, upto in request.rows:
         backup = tables.backup(key)
         if backup is not None and backup.version <= upto:
-            tables.drop_backup(key)
+            let_go(tables, key)
         if tables.void(key)[0] < upto:
             tables.put_void(key, upto)
     return Done()
+
+
+def let_go(tables: Tables, key: bytes, others: Collection[Place] = ()) -> None:
+    """Drops what this host keeps of a key, with its bytes, if they are a replica's: no record names these.
+
+    Args:
+        others: bytes that stay.
+    """
+    backup, standing = tables.backup(key), tables.standing()
+    tables.drop_backup(key)
+    for place in backup.places if backup is not None and backup.is_replica else ():
+        if place not in others and standing is not None and place.host == standing.member:
+            try:
+                tables.retire(place)
+            except CorruptionError as error:
+                tables.pass_over(key, error)
 
 
 class ToKeep(msgspec.Struct):
@@ -357,6 +394,8 @@ def _write_backups(tables: Tables, owner: Member, rows: Sequence[ToKeep], began:
         known = tables.backup(row.key)
         assert row.backup is not None
         if max(known.version if known else 0, tables.void(row.key)[0]) < row.backup.version:
+            if known is not None and known.is_replica:
+                let_go(tables, row.key, row.backup.places)
             tables.put_backup(row.key, row.backup)
     return True
 
@@ -388,17 +427,20 @@ def drop_voids() -> Steps[None]:
         yield from pause(_BETWEEN)
 
 
-def drop_named(tables: Tables, key: bytes, place: object) -> None:
+def drop_named(tables: Tables, key: bytes, place: Place) -> None:
     """Forgets what is kept of a key, if it names bytes that go."""
     backup = tables.backup(key)
     if backup is not None and place in backup.places:
-        tables.drop_backup(key)
+        let_go(tables, key, [place])
 
 
-def drop_stale() -> Steps[bool]:
+def drop_stale(dropped: Callable[[Sequence[Place]], None]) -> Steps[bool]:
     """Drops what this host keeps of groups that were handed over since, or are its own, or nobody's.
 
     Returns whether the directory has answered for all of them.
+
+    Args:
+        dropped: is told whose bytes these were: an audit finds out whether records name them.
     """
     standing = yield from view(own_standing)
     after: bytes = b""
@@ -416,6 +458,7 @@ def drop_stale() -> Steps[bool]:
                 stale.append((key, backup))
         if stale:
             yield from transact(lambda tables, some=stale: _drop_backups(tables, some))
+            dropped([place for _, backup in stale for place in backup.places])
         yield from pause(_BETWEEN)
     return True
 

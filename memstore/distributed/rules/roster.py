@@ -37,6 +37,7 @@ from memstore.distributed.rules.directory import AHEAD, BETWEEN, Directory, Newc
 from memstore.distributed.rules.messages import (
     EPOCH_BITS,
     MOST_EPOCHS,
+    POLICIES_LIMIT,
     PORTION,
     ROWS_LIMIT,
     SEED_BITS,
@@ -64,12 +65,14 @@ from memstore.distributed.rules.messages import (
     Obey,
     Owners,
     Ownership,
+    Policy,
     Promise,
     Promised,
     Recovered,
     Refused,
     Remove,
     Roster,
+    SetPolicy,
     Stale,
     Standing,
 )
@@ -419,6 +422,7 @@ def propose(
     lease: int | None = None,
     leased: tuple[bytes, ...] | None = None,
     departed: tuple[Departed, ...] | None = None,
+    policies: tuple[Policy, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
@@ -443,7 +447,8 @@ def propose(
     lasts = roster.lease if lease is None else lease
     is_obeyed = lasts == roster.lease and len(members) >= FEWEST_LEASED  # of fewer, members may hold none by now
     obey = tuple(one for one in (roster.leased if leased is None else leased) if one in ids and is_obeyed)
-    changed = (kept, voters, hold, leave, base, lasts, obey, gone)
+    copies = roster.policies if policies is None else policies
+    changed = (kept, voters, hold, leave, base, lasts, obey, gone, copies)
     roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, *changed)
     adopt(tables, roster)
     return roster
@@ -653,6 +658,21 @@ def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -
         return Refused("the host that is to take its groups leaves, too, or may own none")
     if seed.is_settled(standing) and not standing.unheard:
         propose(tables, standing, is_settled=True, leavers=(*others, (request.member, taker)))
+    return Later()
+
+
+def set_policy(tables: Tables, standing: Standing, seed: Directory, request: SetPolicy) -> Answer:
+    """Notes how many hosts are to have the values of a group: `replicas.py` has what follows."""
+    seed.begin(standing)
+    roster, policy = standing.roster, request.policy
+    others = tuple(one for one in roster.policies if one.group != policy.group)
+    wanted = others if request.drops else (*others, policy)
+    if len(wanted) > POLICIES_LIMIT:
+        return Refused(f"{POLICIES_LIMIT} groups have policies, which is the limit: state one for the whole store")
+    if set(wanted) == set(roster.policies):
+        return IsRoster(roster) if seed.is_settled(standing) else Later()
+    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+        propose(tables, standing, is_settled=True, policies=wanted)
     return Later()
 
 
@@ -958,7 +978,8 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
     leavers, known = newest.leavers, newest.members
-    changed = (deputies, voters, holders, leavers, base, newest.lease, newest.leased, newest.departed)
+    as_before = (newest.lease, newest.leased, newest.departed, newest.policies)
+    changed = (deputies, voters, holders, leavers, base, *as_before)
     adopt(tables, Roster(newest.cluster, term, epoch, known, member, *changed))
     standing = tables.standing()
     assert standing is not None
