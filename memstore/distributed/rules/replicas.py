@@ -263,11 +263,21 @@ def _confirm(tables: Tables, key: bytes, version: int, host: bytes) -> bool:
         return False
     tables.put_lacking(key, None)
     noted(tables, host, [(key, version - 1)])
-    leavers = dict(standing.roster.leavers)
-    if any(one in leavers for one, _ in tables.keepers(key)):
-        tables.put_keepers(key, [(one, 0 if one in leavers else at) for one, at in tables.keepers(key)])
-        tables.put_unnoted(key, True)
+    _let_leavers_go(tables, key)
     return True
+
+
+def _leaving_keepers(tables: Tables, key: bytes) -> set[bytes]:
+    roster = own_standing(tables).roster
+    return {host for host, at in tables.keepers(key) if at and roster.is_leaver(host)}
+
+
+def _let_leavers_go(tables: Tables, key: bytes) -> None:
+    """Notes that hosts which leave are to be told that they keep nothing of a key."""
+    leavers = _leaving_keepers(tables, key)
+    if leavers:
+        tables.put_keepers(key, [(host, 0 if host in leavers else at) for host, at in tables.keepers(key)])
+        tables.put_unnoted(key, True)
 
 
 def hold(request: Replicate, fetch: Fetch, silent: set[bytes], untold: set[bytes]) -> Steps[Answer]:
@@ -501,6 +511,8 @@ class Replicas:
                     yield from transact(lambda tables, key=key: _drop_stray(tables, key))
                 else:
                     why[key] = failed
+                    if not candidates(standing.roster, standing.member, group_of(key)):
+                        yield from transact(lambda tables, key=key: _let_leavers_go(tables, key))
                 yield from pause(max(_BETWEEN, sum(copied) / RATE))
         self.why, self._since = why, since
         return bool(since)
@@ -522,7 +534,7 @@ def _look_through() -> Steps[None]:
     while True:
         found, last = yield from view(lambda tables, start=after: _page(tables, start))
         for first in range(0, len(found), PORTION):
-            yield from transact(lambda t, some=found[first : first + PORTION]: [_note_lack(t, key) for key in some])
+            yield from transact(lambda t, some=found[first : first + PORTION]: [_mend(t, key) for key in some])
             yield from pause(_BETWEEN)
         if last is None:
             return
@@ -532,7 +544,8 @@ def _look_through() -> Steps[None]:
 
 def _page(tables: Tables, after: bytes) -> tuple[list[bytes], bytes | None]:
     page = tables.heads(after, ROWS_LIMIT)
-    return [key for key, entry in page if entry and _lacks(tables, key, entry)], page[-1][0] if page else None
+    found = [key for key, entry in page if entry and (_lacks(tables, key, entry) or _leaving_keepers(tables, key))]
+    return found, page[-1][0] if page else None
 
 
 def _lacks(tables: Tables, key: bytes, entry: Entry) -> bool:
@@ -544,7 +557,15 @@ def _lacks(tables: Tables, key: bytes, entry: Entry) -> bool:
     return not (stay & roster.ids and all(is_here(standing, place) for place in entry.places))
 
 
-def _note_lack(tables: Tables, key: bytes) -> None:
+def _mend(tables: Tables, key: bytes) -> None:
     entry = tables.head(key)
     if entry is not None and _lacks(tables, key, entry):
         tables.put_lacking(key, False)
+    elif tables.lacking(key) is None and not _names_leavers(tables, entry):
+        _let_leavers_go(tables, key)
+
+
+def _names_leavers(tables: Tables, entry: Entry | None) -> bool:
+    """Returns whether a record has bytes on a host that leaves: these are taken over first."""
+    roster = own_standing(tables).roster
+    return entry is not None and any(roster.is_leaver(place.host) for place in entry.places)

@@ -25,6 +25,8 @@ class Operation:
         end: math.inf: its outcome is unknown.
         lost: of a loss: the values that may be lost.
         undoes: of a loss: what was not acknowledged may be undone.
+        keeps: of a loss: what was acknowledged is there, or one of the later values that were not.
+        unsure: of such a loss: these values.
     """
 
     kind: str
@@ -35,6 +37,8 @@ class Operation:
     old: int | None = None
     lost: frozenset[int] = frozenset()
     undoes: bool = False
+    keeps: bool = False
+    unsure: frozenset[int] = frozenset()
 
     @property
     def may_not_happen(self) -> bool:
@@ -108,7 +112,9 @@ def _apply(
         if value in operation.lost:
             after.append(None)
         if operation.undoes and value != sure:
-            after += [sure, None]
+            after += [sure] if operation.keeps else [sure, None]
+        if operation.undoes and operation.keeps:
+            after += [one for one in operation.unsure if versions.get(one, 0) > versions.get(sure or 0, 0)]
         return [(one, largest, one) for one in after]
     if operation.kind == DELETE:
         return [(None, largest, sure if operation.may_not_happen else None)]
