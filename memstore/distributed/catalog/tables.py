@@ -72,6 +72,7 @@ _A_PAGE = 1024  # rows
 _LANES = 256
 _LANE = 1  # byte
 _DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
+_HOLDS, _GOES_ON = b"\1", b"\0"  # bodies of rows of `lacking`
 _LENT_VERSION = 0  # in the header of a segment whose version another host assigns, or that is a copy
 
 
@@ -204,7 +205,8 @@ class CatalogTables:
         old = self.standing()
         self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
+        ends_or_begins = standing.is_removed or standing.is_sealed or old is None
+        if ends_or_begins or old.is_joining != standing.is_joining or old.roster.policies != standing.roster.policies:
             self._change_membership()
 
     def membership(self) -> int:
@@ -596,6 +598,24 @@ class CatalogTables:
 
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.UNNOTED, b"", limit, after)]
+
+    def lacking(self, key: bytes) -> bool | None:
+        """Returns whether notes wait for a replica of a key; None: it lacks none. A damaged row holds up nothing."""
+        try:
+            said = tables.read_body(self._transaction, tables.LACKING, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return False
+        return None if said is None else said == _HOLDS
+
+    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+        if holds is not None:
+            self._put(tables.LACKING, key, _HOLDS if holds else _GOES_ON, adds=True)
+        elif self._transaction.row(tables.LACKING, key) is not None:
+            self._delete(tables.LACKING, key)
+
+    def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
 
     def note_lost(self, name: bytes, who: str) -> None:
         check_encoded(name)

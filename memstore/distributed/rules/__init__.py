@@ -10,6 +10,7 @@ client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
+replicas   values that lie on a second host, too: puts that wait for it, and what is mended in the background
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -68,6 +69,7 @@ from memstore.distributed.rules.messages import (
     Owners,
     Ownership,
     Place,
+    Policy,
     Prepare,
     Promise,
     Publish,
@@ -75,10 +77,13 @@ from memstore.distributed.rules.messages import (
     Refused,
     Remove,
     Renew,
+    Replicate,
+    Replicated,
     Request,
     Resolve,
     Roster,
     Serve,
+    SetPolicy,
     Stale,
     Standing,
     Stay,
@@ -99,6 +104,7 @@ from memstore.distributed.rules.reading import (
     wait_any_of,
     wait_there,
 )
+from memstore.distributed.rules.replicas import Fetch, Settle
 from memstore.distributed.rules.roster import NotPromoted
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
@@ -137,6 +143,7 @@ __all__ = [
     "Drain",
     "Entry",
     "Failed",
+    "Fetch",
     "FindBackups",
     "FindOwners",
     "Finish",
@@ -177,6 +184,7 @@ __all__ = [
     "Ownership",
     "Pause",
     "Place",
+    "Policy",
     "Prepare",
     "Promise",
     "Publish",
@@ -187,11 +195,15 @@ __all__ = [
     "Refused",
     "Remove",
     "Renew",
+    "Replicate",
+    "Replicated",
     "Request",
     "Resolve",
     "Roster",
     "Send",
     "Serve",
+    "SetPolicy",
+    "Settle",
     "Stale",
     "Standing",
     "Stay",

@@ -566,9 +566,7 @@ class _Attempt(Delivery):
         self.is_made = False
 
 
-def _to_keep(
-    changes: Sequence[Change], owner: GroupOwner, answer: Committed, standing: Standing
-) -> list[ToKeep]:
+def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed, standing: Standing) -> list[ToKeep]:
     """Returns what this host keeps of changes that another host has made."""
     rows: list[ToKeep] = []
     for change, version in zip(changes, answer.versions, strict=True):

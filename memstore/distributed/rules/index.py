@@ -77,7 +77,7 @@ from memstore.distributed.rules.messages import (
     WatchGroup,
     group_of,
 )
-from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, transact, view
 from memstore.engine import attempts
 from memstore.errors import CorruptionError
 
@@ -544,7 +544,12 @@ class Index:
         standing = yield from view(lambda tables: tables.standing())
         if standing is None:
             return None
-        return (yield from send(standing.seed, SetPolicy(policy, drops)))
+        request = SetPolicy(policy, drops)
+        if standing.is_seed:
+            return (
+                yield from transact(lambda tables: roster.set_policy(tables, own_standing(tables), self.seed, request))
+            )
+        return (yield from send(standing.seed, request))
 
     def note(self) -> Steps[bool]:
         return (yield from self.notes.run())

@@ -86,6 +86,7 @@ from memstore.errors import CorruptionError, MemstoreError
 
 LAST = 3_600_000_000_000  # nanoseconds that a session lasts without a connection
 LOOK = 60_000_000_000  # nanoseconds between two looks, as they are counted
+_REPLICAS_EVERY = 8  # passes of an audit
 _ENDED_AT_ONCE = 16  # sessions in one transaction: each has up to 256 calls
 _SEALED_BY_NOBODY = "it was deleted while it was sealed: nothing was put"
 _IS_MUTABLE = "it is a dataset or a replay buffer, whose rows are written in place: open it as such, or delete it"
@@ -305,9 +306,7 @@ def is_unclaimed(tables: Tables, standing: Standing, group: bytes) -> bool:
 # --- changing ---------------------------------------------------------------------------------------------------------
 
 
-def commit(
-    tables: Tables, standing: Standing, request: Commit, copied: Sequence[Change] | None = None
-) -> Answer:
+def commit(tables: Tables, standing: Standing, request: Commit, copied: Sequence[Change] | None = None) -> Answer:
     """Makes a commit that another host has sent.
 
     Args:
@@ -598,8 +597,8 @@ class Audit:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._losses = 0
-        self._seen: set[Place] = set()
+        self._losses = self._passes = 0
+        self._seen: dict[Place, int] = {}  # and the version that this host keeps there; 0: none
         self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
     def run(self) -> Steps[None]:
@@ -610,16 +609,26 @@ class Audit:
         if self._losses != standing.losses:
             self._seen.clear()
         self._losses = standing.losses
+        self._passes += 1
         now, after = self._clock(), 0
         while rows := (yield from view(lambda tables, start=after: tables.all_lent(start, ROWS_LIMIT))):
             after = rows[-1][0].put_id
+            if standing.roster.policies and self._passes % _REPLICAS_EVERY == 0:
+                yield from self._forget_replaced(rows)
             for place, lent in rows:
                 if place not in self._seen and lent.until <= now:
                     yield from self._look_at(standing, place, lent)
 
     def look_again(self, places: Iterable[Place]) -> None:
         """Notes that these may be named no more."""
-        self._seen.difference_update(places)
+        for place in places:
+            self._seen.pop(place, None)
+
+    def _forget_replaced(self, rows: Sequence[tuple[Place, Lent]]) -> Steps[None]:
+        """Looks again at bytes of which this host has kept a version, and keeps it no longer: no record named them."""
+        kept = [(place, lent.key) for place, lent in rows if self._seen.get(place)]
+        found = yield from view(lambda tables: [_keeps(tables, key, place) for place, key in kept])
+        self.look_again(place for (place, _), keeps in zip(kept, found, strict=True) if keeps != self._seen.get(place))
 
     def _look_at(self, standing: Standing, place: Place, lent: Lent) -> Steps[None]:
         if lent.session and not (yield from self._resolved(standing, lent)):
@@ -632,8 +641,7 @@ class Audit:
         if row is None or _has_nothing(standing, row):
             yield from transact(lambda tables: self._retire(tables, place, lent))
             return
-        backup = yield from view(lambda tables: tables.backup(lent.key))
-        keeps = backup.version if backup is not None and place in backup.places else 0
+        keeps = yield from view(lambda tables: _keeps(tables, lent.key, place))
         request = Named(lent.key, place, row.grant, keeps)
         owner = standing.roster.member(row.owner)
         if row.owner == standing.member:
@@ -647,7 +655,7 @@ class Audit:
         elif isinstance(answer, IsNamed):
             if owner is not None and owner.id != standing.member:
                 yield from self._keep(owner, row, place, lent)
-            self._seen.add(place)
+            self._seen[place] = keeps
 
     def _keep(self, owner: Member, row: Ownership, place: Place, lent: Lent) -> Steps[None]:
         """Keeps what the owner names, if the process that put it was killed before it could."""
@@ -673,6 +681,12 @@ class Audit:
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
                 drop_named(tables, lent.key, place)
                 tables.retire(place)
+
+
+def _keeps(tables: Tables, key: bytes, place: Place) -> int:
+    """Returns the version that this host keeps in these bytes; 0: none."""
+    backup = tables.backup(key)
+    return backup.version if backup is not None and place in backup.places else 0
 
 
 def _has_nothing(standing: Standing, row: Ownership) -> bool:

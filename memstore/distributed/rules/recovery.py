@@ -626,7 +626,8 @@ def _merge(
         if not taken[row.group]:
             continue
         known = tables.kept_record(key)
-        if known is None or known.version < backup.version:
+        is_whole = all(place.host == host for place in backup.places)  # else one of its bytes may be gone
+        if known is None or known.version < backup.version + (is_whole and known.version == backup.version):
             tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
         if is_elsewhere:
             _add_keeper(tables, key, host, backup.version)

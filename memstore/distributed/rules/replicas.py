@@ -229,9 +229,7 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
     return missing
 
 
-def _plans(
-    tables: Tables, keys: Iterable[bytes]
-) -> dict[bytes, tuple[Grant, Collection[bytes]] | Failed | None]:
+def _plans(tables: Tables, keys: Iterable[bytes]) -> dict[bytes, tuple[Grant, Collection[bytes]] | Failed | None]:
     return {key: _plan(tables, key) for key in keys}
 
 
@@ -362,8 +360,12 @@ def _name_here(tables: Tables, key: bytes, before: Entry, after: Entry) -> bool:
     for place in after.places:
         if place not in before.places:
             tables.own(place, key)
-    hosts = {place.host for place in before.places}
-    if len(hosts) == 1 and (next(iter(hosts)), before.version) in tables.keepers(key):
+    hosts, known = {place.host for place in before.places}, tables.keepers(key)
+    if len(hosts) == 1 and (next(iter(hosts)), before.version) in known:
+        others = {host for host, at in known if host not in hosts and at == before.version}
+        if others:  # ranks without bytes: what they keep names the replica's
+            tables.put_keepers(key, [(host, 0 if host in others else at) for host, at in known])
+            tables.put_unnoted(key, True)
         return True
     forget_keepers(tables, key)
     dispose(tables, standing, [place for place in before.places if place not in after.places])

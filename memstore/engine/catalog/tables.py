@@ -34,6 +34,7 @@ names. A group is the text of a key before its first "/", which may be empty; it
     keepers    key -> hosts that may have a row of `backups` for what this one owns or owned, each with the version
     unnoted    key -> nothing: one of these hosts is to be told that its version is replaced
     lost       key, or group, as above -> the host with which it was lost, for people
+    lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes")
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
-    *("backups", "voids", "keepers", "unnoted", "lost"),
+    *("backups", "voids", "keepers", "unnoted", "lost", "lacking"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
@@ -597,7 +598,7 @@ def _name_digest(text: bytes) -> bytes:
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
-BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST = SERVED[12:]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, LACKING = SERVED[12:]
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED = b"cluster", b"granted", b"mirrored"  # the keys of the rows of `cluster`
 _HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes

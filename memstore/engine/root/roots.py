@@ -107,6 +107,9 @@ class Alone:
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
         return 0
 
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        return False
+
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         pass
 

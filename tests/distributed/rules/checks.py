@@ -86,7 +86,9 @@ def check_replicas(world: World, hosts: Sequence[Host]) -> None:
     for host in hosts:
         for key, entry in host.tables.records.items():
             values = {host.tables.segments[place.put_id].value for place in entry.places if place.host == host.id}
-            keepers = [(one, it) for one in hosts if (it := one.tables.backups.get(key)) and it.version == entry.version]
+            keepers = [
+                (one, it) for one in hosts if (it := one.tables.backups.get(key)) and it.version == entry.version
+            ]
             copies = [
                 {one.tables.segments[place.put_id].value for place in it.places}
                 for one, it in keepers

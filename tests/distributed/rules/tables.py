@@ -149,9 +149,13 @@ class SimTables:
             or old.promised > standing.promised
         ):
             raise Fault(f"the standing goes back from {old} to {standing}")
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
-            self.changes += 1
-        elif old.roster.policies != standing.roster.policies:
+        if (
+            old is None
+            or standing.is_removed
+            or old.is_joining != standing.is_joining
+            or standing.is_sealed
+            or old.roster.policies != standing.roster.policies
+        ):
             self.changes += 1
         self.own_standing = standing
         if old is not None and old.roster != standing.roster:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import Change, Entry, Place, directory, replicas
-from memstore.distributed.rules.messages import Commit, IsRoster, Note, Policy, Refused, Replicate, SetPolicy
-from memstore.errors import NotReplicatedError, UnknownOutcomeError
+from memstore.distributed.rules import Change, Place, directory
+from memstore.distributed.rules.messages import IsRoster, Policy, Refused, SetPolicy
+from memstore.errors import NotReplicatedError
 from tests.distributed.rules.test_membership import cluster, get, key_at, put, run
 from tests.distributed.rules.test_recovery import kill
 from tests.distributed.rules.world import Host, Process, World

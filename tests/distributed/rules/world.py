@@ -734,7 +734,7 @@ def copy_here(
     """Copies the bytes of entries as an index process does: see `rules.Fetch`."""
     tables, copies, filled = host.tables, list[Entry](), list[Place]()
     standing = tables.standing()
-    for key, entry in entries:
+    for _, entry in entries:
         places = list[Place]()
         for place in entry.places:
             if place.host != host.id:
