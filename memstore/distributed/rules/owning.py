@@ -626,7 +626,7 @@ class Audit:
 
     def _forget_replaced(self, rows: Sequence[tuple[Place, Lent]]) -> Steps[None]:
         """Looks again at bytes of which this host has kept a version, and keeps it no longer: no record named them."""
-        kept = [(place, lent.key) for place, lent in rows if self._seen.get(place)]
+        kept = [(place, lent.key) for place, lent in rows if place in self._seen]
         found = yield from view(lambda tables: [_keeps(tables, key, place) for place, key in kept])
         self.look_again(place for (place, _), keeps in zip(kept, found, strict=True) if keeps != self._seen.get(place))
 
