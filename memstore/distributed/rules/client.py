@@ -358,13 +358,13 @@ class Client:
         """Waits until a second host has what was put, where that is to be: see `replicas.py`."""
         standing = yield from view(lambda tables: tables.standing())
         puts = [
-            (change.key, version, is_kept(change))
+            (change.key, version)
             for change, version in zip(attempt.changes, versions, strict=True)
             if change.body is not None and not change.is_mutable and replicas.is_sync(standing, change.key)
         ]
         if standing is None or not puts:
             return
-        keys, owner, why = [key for key, _, _ in puts], attempt.owner, Failed("StoreTimeoutError", "within the timeout")
+        keys, owner, why = [key for key, _ in puts], attempt.owner, Failed("StoreTimeoutError", "within the timeout")
         missing: dict[bytes, Failed] = {}
         try:
             if owner is None:
@@ -382,7 +382,7 @@ class Client:
                     raise not_replicated(keys[0], versions[0], why.text) from None
         for key, failed in missing.items():
             policy = standing.roster.policy_of(group_of(key))
-            version = next(at for one, at, _ in puts if one == key)
+            version = dict(puts)[key]
             error = not_replicated(key, version, failed.text)
             if policy is None or policy.fails:
                 raise error
@@ -392,15 +392,15 @@ class Client:
         self,
         standing: Standing,
         owner: Member,
-        puts: Sequence[tuple[bytes, int, bool]],
+        puts: Sequence[tuple[bytes, int]],
         grants: Mapping[bytes, Grant],
     ) -> Steps[dict[bytes, Failed]]:
         """Tells the owner what this host keeps. Returns the keys that are on no second host, and why."""
         missing: dict[bytes, Failed] = {}
         for first in range(0, len(puts), ROWS_LIMIT):
             some = puts[first : first + ROWS_LIMIT]
-            rows = tuple((key, grants[group_of(key)]) for key, _, _ in some)
-            kept = tuple(version if keeps else 0 for _, version, keeps in some)
+            rows = tuple((key, grants[group_of(key)]) for key, _ in some)
+            kept = yield from view(lambda tables, some=some: tuple(replicas.kept(tables, *put) for put in some))
             request = Replicate(owner.id, rows, standing.member, kept)
             while True:
                 answer = yield from send(owner, request)
@@ -410,7 +410,7 @@ class Client:
                     answer = Replicated((0,) * len(some), 0, Failed("HomeUnavailableError", answer.why))
                     break
                 yield from pause(AGAIN)
-            for (key, _, _), at in zip(some, answer.versions, strict=True):
+            for (key, _), at in zip(some, answer.versions, strict=True):
                 if not at and answer.why is not None:
                     missing[key] = answer.why
         return missing
@@ -574,7 +574,8 @@ def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed, st
             grant = owner.grants[group_of(change.key)]
             is_replica = bool(change.places) and not change.is_mutable and replicas.is_sync(standing, change.key)
             backup = Backup(version, grant.number, change.body, change.places, change.is_mutable, is_replica)
-            rows.append(ToKeep(change.key, version, grant, None if change.renews else backup))
+            own = backup if is_replica else None
+            rows.append(ToKeep(change.key, version, grant, None if change.renews else backup, replica=own))
     return rows
 
 

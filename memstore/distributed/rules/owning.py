@@ -557,14 +557,23 @@ def give_back(places: Sequence[Place]) -> Steps[None]:
 
 
 def release(tables: Tables, standing: Standing, request: Release) -> Answer:
-    """Retires what is lent. What records of this host name by now is not: the release is an old one then."""
+    """Retires what is lent. What records of this host name by now is not: the release is an old one then.
+
+    A record has named a replica, too, until its owner had copied the bytes.
+    """
     for place in request.places:
         with passing_over(tables, b"segment %016x" % place.segment):
             lent = tables.lent(place) if place.host == standing.member else None
-            if lent is not None:
+            if lent is not None and not _is_replica(tables, lent.key, place):
                 drop_named(tables, lent.key, place)
                 tables.retire(place)
     return Done()
+
+
+def _is_replica(tables: Tables, key: bytes, place: Place) -> bool:
+    """Returns whether bytes are a replica's, which goes when its owner says that the version is replaced."""
+    backup = tables.backup(key)
+    return backup is not None and backup.is_replica and place in backup.places
 
 
 def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:

@@ -339,6 +339,7 @@ class ToKeep(msgspec.Struct):
     Attributes:
         version: 0: the one that names `place`.
         backup: None: its owner is to be asked for it.
+        replica: what is kept of it, whatever the owner's record names; None: what that names.
     """
 
     key: bytes
@@ -346,6 +347,7 @@ class ToKeep(msgspec.Struct):
     grant: Grant
     backup: Backup | None = None
     place: Place | None = None
+    replica: Backup | None = None
 
 
 def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = None) -> Steps[bool]:
@@ -367,6 +369,8 @@ def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = 
                 entry = answer.entries[0]
                 if entry is None or (row.place is not None and row.place not in entry.places):
                     left.remove(row)
+                elif row.replica is not None and row.replica.version == entry.version:
+                    row.backup = row.replica
                 else:
                     row.backup = Backup(entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable)
             elif isinstance(answer, NotOwner | Refused):
@@ -393,6 +397,8 @@ def _write_backups(tables: Tables, owner: Member, rows: Sequence[ToKeep], began:
     for row in rows:
         known = tables.backup(row.key)
         assert row.backup is not None
+        if row.backup.is_replica and not all(map(tables.is_there, row.backup.places)):
+            continue  # an audit has given the bytes back: the owner's record doesn't name them
         if max(known.version if known else 0, tables.void(row.key)[0]) < row.backup.version:
             if known is not None and known.is_replica:
                 let_go(tables, row.key, row.backup.places)

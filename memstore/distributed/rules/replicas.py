@@ -52,7 +52,6 @@ from memstore.distributed.rules.messages import (
 from memstore.distributed.rules.owning import answer_again, commit, dispose, is_here, keep_answer
 from memstore.distributed.rules.recovery import (
     WINDOW,
-    forget_keepers,
     let_go,
     noted,
     tell_keepers,
@@ -347,7 +346,7 @@ def draw(key: bytes, fetch: Fetch) -> Steps[Failed | None]:
 
 
 def _name_here(tables: Tables, key: bytes, before: Entry, after: Entry) -> bool:
-    """Names copies of this host in a record. What lay on one host that keeps the version is a replica from then on.
+    """Names copies of this host in a record. A host that keeps all of what it named may have a replica in that.
 
     Nothing happens, and False is returned, if the record is another one, or its group leaves.
     """
@@ -361,13 +360,10 @@ def _name_here(tables: Tables, key: bytes, before: Entry, after: Entry) -> bool:
         if place not in before.places:
             tables.own(place, key)
     hosts, known = {place.host for place in before.places}, tables.keepers(key)
-    if len(hosts) == 1 and (next(iter(hosts)), before.version) in known:
-        others = {host for host, at in known if host not in hosts and at == before.version}
-        if others:  # ranks without bytes: what they keep names the replica's
-            tables.put_keepers(key, [(host, 0 if host in others else at) for host, at in known])
-            tables.put_unnoted(key, True)
-        return True
-    forget_keepers(tables, key)
+    if any(len(hosts) > 1 or host not in hosts for host, at in known if at == before.version):
+        stays = hosts if len(hosts) == 1 else set[bytes]()  # the others keep no bytes, or not all of them
+        tables.put_keepers(key, [(host, at if host in stays else 0) for host, at in known])
+        tables.put_unnoted(key, True)
     dispose(tables, standing, [place for place in before.places if place not in after.places])
     return True
 
@@ -406,13 +402,13 @@ def _keep_replica(owner: Member, key: bytes, grant: Grant, fetch: Fetch) -> Step
         if failed is not None:
             return failed
         known = yield from view(lambda tables, it=entry: _kept_here(tables, key, it))
-        if known is not None and known.number >= grant.number:
+        if known is not None and known.is_replica and known.number >= grant.number:
             return entry.version
 
         def settle(copies: Sequence[Entry], it: Entry = entry, since: int = began) -> Steps[bool]:
             return _settle(owner, key, it.version, grant, copies[0], since)
 
-        if known is not None:  # the group was handed over since
+        if known is not None:  # the owner's record has named it, or the group was handed over since
             done: bool | Failed = yield from settle([Entry(entry.version, known.body, known.places)])
         elif all(place.host == member for place in entry.places):
             done = yield from settle([entry])
@@ -424,6 +420,11 @@ def _keep_replica(owner: Member, key: bytes, grant: Grant, fetch: Fetch) -> Step
             return entry.version
         yield from pause(_AGAIN)
     return Failed("HomeUnavailableError", "it is replaced again and again, or its host does not answer")
+
+
+def kept(tables: Tables, key: bytes, version: int) -> int:
+    """Returns a version, if this host keeps it, with all of its bytes; else 0."""
+    return version if _kept_here(tables, key, Entry(version, b"")) is not None else 0
 
 
 def _kept_here(tables: Tables, key: bytes, entry: Entry) -> Backup | None:

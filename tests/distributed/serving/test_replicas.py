@@ -92,6 +92,8 @@ def test_a_replica_is_read_where_it_is_and_follows_later_where_nobody_waits(agen
         eventually(lambda: kept_by(other, "run/x") == version, "the copy")
         before = caller.report(other).received, caller.report(seed).sent
         assert torch.equal(b.get("run/x"), BIG) and torch.equal(b.get("run/x"), BIG)
-        assert caller.report(other).received - before[0] < BIG.nbytes and caller.report(seed).sent - before[1] < BIG.nbytes
+        assert (
+            caller.report(other).received - before[0] < BIG.nbytes and caller.report(seed).sent - before[1] < BIG.nbytes
+        )
         a.delete("run/x")
         assert "run/x" not in b and not kept_by(other, "run/x")
