@@ -711,6 +711,9 @@ def _show_status(found: ClusterStatus) -> None:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
         if host.draining:
             render.console.print(render.printable(f"{host.address} is drained: {host.draining}"), soft_wrap=True)
+        if host.lacking:
+            keys = wording.shown(host.lacking, "key", "keys")
+            render.console.print(render.printable(f"{host.address} owns {keys} that lack a replica"), soft_wrap=True)
     for line in found.recovering:
         render.console.print(render.printable(line), soft_wrap=True)
     for who in dict.fromkeys(found.lost.values()):

@@ -617,6 +617,9 @@ class CatalogTables:
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
 
+    def count_lacking(self) -> int:
+        return self._transaction.count(tables.LACKING)
+
     def note_lost(self, name: bytes, who: str) -> None:
         check_encoded(name)
         self._put(tables.LOST, name, who.encode(errors="replace"))

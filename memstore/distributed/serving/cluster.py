@@ -134,6 +134,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
         leaving: what it still has, if it is drained.
         lost: names of keys and groups, with the hosts with which they were lost.
         recovering: what it waits for, as the heir of a removed host; empty: it is none.
+        lacking: keys that it owns, and that are to have a replica on a second host, and have none.
     """
 
     name: Text
@@ -152,6 +153,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
     leaving: Leaving | None = None
     lost: tuple[tuple[Text, Text], ...] = ()
     recovering: Text = ""
+    lacking: Number = 0
 
 
 Asking: TypeAlias = Request | Report | Halt | Promote
@@ -650,6 +652,7 @@ def _host_status(member: Member, answer: object) -> HostStatus:
         torch=answer.torch,
         monarch=answer.monarch,
         draining="" if answer.leaving is None else _left(answer.leaving),
+        lacking=answer.lacking,
     )
 
 

@@ -629,6 +629,7 @@ class IndexProcess:
             leaving=None if standing is None or not standing.roster.is_leaver(self._member.id) else self._leaving(),
             lost=self._lost(),
             recovering="" if standing is None else self._recovering(standing),
+            lacking=look(self._root, CatalogTables.count_lacking, time.monotonic() + _OPEN_WITHIN),
         )
 
     def _lost(self) -> tuple[tuple[str, str], ...]:
