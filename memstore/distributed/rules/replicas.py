@@ -552,12 +552,18 @@ def _page(tables: Tables, after: bytes) -> tuple[list[bytes], bytes | None]:
 
 
 def _lacks(tables: Tables, key: bytes, entry: Entry) -> bool:
+    """Returns whether a record is to have a replica, and may have none.
+
+    Of hosts that were asked to have one, only those that have said so have it for sure, and it isn't noted which ones
+    did. So if one of them is gone, or leaves, the others are asked again.
+    """
     standing = own_standing(tables)
     roster = standing.roster
     if roster.policy_of(group_of(key)) is None or tables.lacking(key) is not None or _why_not(entry) is not None:
         return False
-    stay = {host for host, at in tables.keepers(key) if at == entry.version and not roster.is_leaver(host)}
-    return not (stay & roster.ids and all(is_here(standing, place) for place in entry.places))
+    asked = [host for host, at in tables.keepers(key) if at == entry.version]
+    are_there = bool(asked) and all(host in roster.ids and not roster.is_leaver(host) for host in asked)
+    return not (are_there and all(is_here(standing, place) for place in entry.places))
 
 
 def _mend(tables: Tables, key: bytes) -> None:

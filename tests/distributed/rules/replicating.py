@@ -254,3 +254,14 @@ def _(patch: Patch) -> None:
         merge(tables, dead, host, groups, [row for row in rows if known.get(row[0], 0) < row[1].version])
 
     patch.setattr(recovery, "_merge", first)
+
+
+@mutation("a host that was asked for a replica is believed to have it", "replicas, deaths and kills")
+def _(patch: Patch) -> None:
+    def lacks(tables: Any, key: bytes, entry: Any) -> bool:
+        roster = tables.own_standing.roster
+        asked = {host for host, at in tables.keepers(key) if at == entry.version and not roster.is_leaver(host)}
+        are_here = all(place.host == tables.member for place in entry.places)
+        return tables.lacking(key) is None and not (asked & roster.ids and are_here)
+
+    patch.setattr(replicas, "_lacks", lacks)
