@@ -590,7 +590,7 @@ def policy_of(prefix: str, replicas: object, on_missing: object) -> tuple[Policy
         ValueError: it is none.
         InvalidKeyError: the prefix can't begin a key.
     """
-    if replicas not in (None, 1, 2, "async") or isinstance(replicas, bool):
+    if replicas not in (None, 1, 2, "async") or replicas is True:
         raise ValueError(
             f"replicas is {replicas!r}: expected 2 (a put returns when two hosts have its value), 'async' (the second "
             "one gets it afterwards), 1 (the host that puts it), or None, which drops the policy. More aren't supported"
