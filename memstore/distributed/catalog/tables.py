@@ -205,9 +205,10 @@ class CatalogTables:
         old = self.standing()
         self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
-            self._change_membership()
-        elif old.roster.policies != standing.roster.policies:  # puts look anew whether they are to have replicas
+        is_other = (
+            old is None or old.is_joining != standing.is_joining or old.roster.policies != standing.roster.policies
+        )
+        if is_other or standing.is_removed or standing.is_sealed:
             self._change_membership()
 
     def membership(self) -> int:
