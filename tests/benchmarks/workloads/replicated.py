@@ -51,8 +51,8 @@ def measure(session: Session) -> Workload:
         id="replicated",
         title=TITLE,
         text="Host 0 puts values over the last ones: in a group without a policy, and in one with `replicas=2`, whose "
-        "puts return when host 1 has the value, too. In between a process of host 1 gets each value of the first group: "
-        "one transfer of the same bytes. A put fills a file, and a transfer another one.",
+        "puts return when host 1 has the value, too. In between a process of host 1 gets each value of the first "
+        "group: one transfer of the same bytes. A put fills a file, and a transfer another one.",
         series=series,
         goals=goals,
     )
