@@ -205,9 +205,8 @@ class CatalogTables:
         old = self.standing()
         self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
-        is_other = (
-            old is None or old.is_joining != standing.is_joining or old.roster.policies != standing.roster.policies
-        )
+        before = None if old is None else (old.is_joining, old.roster.policies)
+        is_other = before != (standing.is_joining, standing.roster.policies)
         if is_other or standing.is_removed or standing.is_sealed:
             self._change_membership()
 
