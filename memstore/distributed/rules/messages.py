@@ -838,6 +838,7 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
     Attributes:
         owner: of the keys.
         rows: keys, each with the grant by which the sender knows the owner.
+        sender: the host that asks.
         kept: to the owner: the version of each key that the sender keeps; 0: none.
     """
 
@@ -845,6 +846,10 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
     rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
     sender: Id
     kept: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)] = ()
+
+    def __post_init__(self) -> None:
+        if self.kept and len(self.kept) != len(self.rows):
+            raise ValueError(f"{len(self.kept)} versions of {len(self.rows)} keys")
 
 
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
