@@ -26,7 +26,7 @@ class Operation:
         lost: of a loss: the values that may be lost.
         undoes: of a loss: what was not acknowledged may be undone.
         keeps: of a loss: what was acknowledged is there, or one of the later values that were not.
-        unsure: of such a loss: these values.
+        unsure: of such a loss: these values; None: or a delete was made that was not acknowledged.
     """
 
     kind: str
@@ -38,7 +38,7 @@ class Operation:
     lost: frozenset[int] = frozenset()
     undoes: bool = False
     keeps: bool = False
-    unsure: frozenset[int] = frozenset()
+    unsure: frozenset[int | None] = frozenset()
 
     @property
     def may_not_happen(self) -> bool:
@@ -114,7 +114,8 @@ def _apply(
         if operation.undoes and value != sure:
             after += [sure] if operation.keeps else [sure, None]
         if operation.undoes and operation.keeps:
-            after += [one for one in operation.unsure if versions.get(one, 0) > versions.get(sure or 0, 0)]
+            least = versions.get(sure or 0, 0)
+            after += [one for one in operation.unsure if one is None or versions.get(one, 0) > least]
         return [(one, largest, one) for one in after]
     if operation.kind == DELETE:
         return [(None, largest, sure if operation.may_not_happen else None)]

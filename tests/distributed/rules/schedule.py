@@ -9,7 +9,7 @@ from unittest import mock
 from memstore.distributed.rules import directory, recovery
 from memstore.distributed.rules.messages import IsRoster, Policy, SetPolicy
 from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
-from tests.distributed.rules.history import LOSS, PUT, Operation, check_history
+from tests.distributed.rules.history import DELETE, LOSS, PUT, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.sharded_puts import ShardedPuts
 from tests.distributed.rules.workload import Workload
@@ -184,8 +184,9 @@ class Schedule:
         if self.scene.replicas:
             for key, history in self.workload.histories.items():
                 if key.partition(b"/")[0] in groups:
-                    puts = [one.value for one in history if one.kind == PUT and one.may_not_happen]
-                    unsure = frozenset(value for value in puts if value is not None)
+                    unsure = frozenset(
+                        one.value for one in history if one.kind in (PUT, DELETE) and one.may_not_happen
+                    )
                     history.append(Operation(LOSS, start, start, undoes=True, keeps=True, unsure=unsure))
             return
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
