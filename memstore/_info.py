@@ -306,6 +306,7 @@ class HostStatus:
         monarch: the version of Monarch; empty: it isn't installed.
         trouble: why the host has not answered; empty: it has.
         draining: what it still has, and what is in the way, if it is drained; empty: it isn't.
+        lacking: how many keys it owns that are to have a replica on a second host, and have none.
     """
 
     address: str
@@ -323,6 +324,7 @@ class HostStatus:
     monarch: str = ""
     trouble: str = ""
     draining: str = ""
+    lacking: int = 0
 
 
 @dataclass(frozen=True, slots=True)

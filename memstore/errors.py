@@ -43,6 +43,7 @@
     └── the hosts (repeating the call is safe)
         ├── HomeUnavailableError (TimeoutError)     the host that has the key doesn't answer
         ├── UnknownOutcomeError                     nobody can say whether the change was made
+        ├── NotReplicatedError                      the value was put, and lies on one host alone
         ├── CrossHostError                          a call for one host, with keys or an entry on others
         ├── StaleMembershipError                    this host was removed from the cluster
         └── NotServedError                          a root isn't served, or can't be
@@ -296,6 +297,14 @@ class LinkRefusedError(MemstoreError):
 
 class UnknownOutcomeError(MemstoreError):
     """A change may or may not have been made, for instance on another host. Repeating the call is safe."""
+
+
+class NotReplicatedError(MemstoreError):
+    """The value was put, and lies on one host alone, though its group is to have replicas. `version`: of the put."""
+
+    def __init__(self, message: str, *, key: str | None = None, version: int = 0) -> None:
+        super().__init__(message, key=key)
+        self.version = version
 
 
 class HomeUnavailableError(MemstoreError, TimeoutError):

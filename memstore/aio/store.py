@@ -398,6 +398,7 @@ class AsyncStore(Awaits[Store]):
     delete = awaited(Store.delete)
     delete_many = awaited(Store.delete_many)
     clear = awaited(Store.clear)
+    set_policy = awaited(Store.set_policy)
     pop = awaited(Store.pop)
     setdefault = awaited(Store.setdefault)
 

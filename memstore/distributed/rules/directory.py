@@ -639,6 +639,9 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
         if entry is None:
             continue
         tables.delete_record(key)
+        tables.put_keepers(key, ())  # they count no more; if the group comes back, nobody has kept them up to date
+        tables.put_unnoted(key, False)
+        tables.put_lacking(key, None)
         for place in entry.places:
             if place.host == standing.member:
                 with passing_over(tables, key):

@@ -43,8 +43,8 @@ Whether this host owns a key is known to `root.owners`, under the number `member
 transaction of a commit compares that number, which it reads anyway, and gives up before it has changed anything where
 it differs. So a store that nobody serves, whose number is 0, pays a comparison of two integers, and a served one a look
 into a set. `Elsewhere.commit` makes the other changes: of keys that another host owns, and the first one of a group,
-which claims it, and records the grant in the transaction that makes the change; and of keys of which another host keeps
-a version, which is told of the change before it is acknowledged.
+which claims it, and records the grant in the transaction that makes the change; of keys of which another host keeps a
+version, which is told of the change before it is acknowledged; and of keys whose values are to lie on a second host.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
             root.check_lease()
         membership = root.owners.membership_for(keys, deadline)
         try:
-            if membership is None:
+            if membership is None or (membership and root.owners.replicates(keys)):
                 versions = elsewhere_of(root).commit(changes, deadline)
             else:
                 versions = commit(root, changes, deadline, membership=membership)
