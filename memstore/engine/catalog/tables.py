@@ -41,6 +41,7 @@ names. A group is the text of a key before its first "/", which may be empty; it
     unnoted    key -> nothing: one of these hosts is to be told that its version is replaced
     lost       key, or group, as above -> the host with which it was lost, for people
     lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that
+    replicas   key -> a version (8 bytes), host (16): that host has said that it has a replica of it
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
-    *("backups", "voids", "keepers", "unnoted", "lost", "lacking"),
+    *("backups", "voids", "keepers", "unnoted", "lost", "lacking", "replicas"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
@@ -735,7 +736,7 @@ def _version_of(name: bytes) -> KeptVersion:
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
-BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, LACKING = SERVED[12:]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, LACKING, REPLICAS = SERVED[12:]
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`
 _HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes

@@ -184,9 +184,7 @@ class Schedule:
         if self.scene.replicas:
             for key, history in self.workload.histories.items():
                 if key.partition(b"/")[0] in groups:
-                    unsure = frozenset(
-                        one.value for one in history if one.kind in (PUT, DELETE) and one.may_not_happen
-                    )
+                    unsure = frozenset(one.value for one in history if one.kind in (PUT, DELETE) and one.may_not_happen)
                     history.append(Operation(LOSS, start, start, undoes=True, keeps=True, unsure=unsure))
             return
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
