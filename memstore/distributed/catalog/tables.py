@@ -629,7 +629,7 @@ class CatalogTables:
         return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
 
     def replica(self, key: bytes) -> tuple[bytes, int] | None:
-        """Returns a host that has said that it has a replica, and of which version. None, too, if the row is damaged."""
+        """Returns a host that has said that it has a replica, and of which version. None, too, of a damaged row."""
         try:
             said = tables.read_body(self._transaction, tables.REPLICAS, key)
         except CorruptionError as error:
