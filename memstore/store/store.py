@@ -1111,6 +1111,7 @@ class Store(Keyspace):
 
         self._opened()
         seconds = self._timeout if timeout is None else timeout
+        deadline_after(seconds)  # or ValueError
         Cluster(self.root).set_policy(prefix, replicas=replicas, on_missing=on_missing, timeout=seconds)
 
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:

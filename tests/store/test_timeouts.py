@@ -83,6 +83,7 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
         lambda w, t: w.store.delete_many([], timeout=t),
     ],
     "Store.clear": [lambda w, t: w.store.clear("k", timeout=t)],
+    "Store.set_policy": [lambda w, t: w.store.set_policy("k", replicas=2, timeout=t)],
     "Store.pin": [lambda w, t: w.store.pin("k", timeout=t)],
     "Store.gc": [lambda w, t: w.store.gc(timeout=t)],
     "Store.wait": [lambda w, t: w.store.wait("k", timeout=t), lambda w, t: w.store.wait("none", timeout=t)],
@@ -119,6 +120,7 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
     "Cluster.drain": [lambda w, t: _cluster(w.store.root).drain("10.0.0.9", timeout=t)],
     "Cluster.cancel_drain": [lambda w, t: _cluster(w.store.root).cancel_drain("10.0.0.9", timeout=t)],
     "Cluster.promote": [lambda w, t: _cluster(w.store.root).promote("10.0.0.9", timeout=t)],
+    "Cluster.set_policy": [lambda w, t: _cluster(w.store.root).set_policy(replicas=2, timeout=t)],
     "Cluster.stop": [lambda w, t: _cluster(w.store.root).stop(timeout=t)],
     "open": [
         lambda w, t: memstore.open(f"{w.path}/new", timeout=t),
@@ -188,6 +190,7 @@ AWAITED: dict[str, Callable[[Any, World, Any], Any]] = {
     "AsyncStore.delete": lambda a, w, t: a.delete("k", timeout=t),
     "AsyncStore.delete_many": lambda a, w, t: a.delete_many(["k"], timeout=t),
     "AsyncStore.clear": lambda a, w, t: a.clear("k", timeout=t),
+    "AsyncStore.set_policy": lambda a, w, t: a.set_policy("k", replicas=2, timeout=t),
     "AsyncStore.gc": lambda a, w, t: a.gc(timeout=t),
     "AsyncStore.wait": lambda a, w, t: a.wait("none", timeout=t),
     "AsyncStore.wait_any": lambda a, w, t: a.wait_any(["none"], timeout=t),

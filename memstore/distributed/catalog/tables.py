@@ -632,6 +632,21 @@ class CatalogTables:
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
 
+    def replica(self, key: bytes) -> tuple[bytes, int] | None:
+        """Returns a host that has said that it has a replica, and of which version. None, too, of a damaged row."""
+        try:
+            said = tables.read_body(self._transaction, tables.REPLICAS, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            said = None
+        return None if said is None else (said[tables.NUMBER_SIZE :], int.from_bytes(said[: tables.NUMBER_SIZE], "big"))
+
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None:
+        if replica is not None:
+            self._put(tables.REPLICAS, key, tables.pack_number(replica[1]) + replica[0], adds=True)
+        elif self._transaction.row(tables.REPLICAS, key) is not None:
+            self._delete(tables.REPLICAS, key)
+
     def count_lacking(self) -> int:
         return self._transaction.count(tables.LACKING)
 

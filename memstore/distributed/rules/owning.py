@@ -53,7 +53,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, let_go, note_change
+from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, let_go, note_change, note_lacking
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError
 
@@ -172,6 +172,7 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
             tables.put_damaged(key)
             continue
         let_go(tables, key, entry.places)
+        note_lacking(tables, standing, Change(key, b"", is_mutable=entry.is_mutable), is_alone=False)
         for place in entry.places:
             if is_here(standing, place):
                 with passing_over(tables, key):

@@ -146,8 +146,16 @@ def note_lacking(tables: Tables, standing: Standing, change: Change, *, is_alone
     policy = standing.roster.policy_of(group_of(change.key))
     if policy is not None and change.body is not None and not change.is_mutable:
         tables.put_lacking(change.key, is_alone and not policy.is_async)
-    elif tables.lacking(change.key) is not None:
-        tables.put_lacking(change.key, None)
+    else:
+        forget_replica(tables, change.key)
+
+
+def forget_replica(tables: Tables, key: bytes) -> None:
+    """Notes that a key is to have no replica: it is deleted, or another host's."""
+    if tables.lacking(key) is not None:
+        tables.put_lacking(key, None)
+    if tables.replica(key) is not None:
+        tables.put_replica(key, None)
 
 
 def keep_current(tables: Tables, request: Keep) -> Answer:

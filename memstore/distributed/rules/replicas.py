@@ -52,6 +52,7 @@ from memstore.distributed.rules.messages import (
 from memstore.distributed.rules.owning import answer_again, commit, dispose, is_here, keep_answer
 from memstore.distributed.rules.recovery import (
     WINDOW,
+    forget_replica,
     let_go,
     noted,
     tell_keepers,
@@ -259,6 +260,7 @@ def _confirm(tables: Tables, key: bytes, version: int, host: bytes) -> bool:
     if not all(is_here(standing, place) for place in entry.places):
         return False
     tables.put_lacking(key, None)
+    tables.put_replica(key, (host, version))
     noted(tables, host, [(key, version - 1)])
     _let_leavers_go(tables, key)
     return True
@@ -528,7 +530,7 @@ def _lacking_page(tables: Tables, after: bytes) -> list[tuple[bytes, bool]]:
 def _drop_stray(tables: Tables, key: bytes) -> None:
     """Forgets that a key lacks a replica which is deleted, or another owner's."""
     if tables.lacking(key) is not None and tables.head(key) is None:
-        tables.put_lacking(key, None)
+        forget_replica(tables, key)
 
 
 def _look_through() -> Steps[None]:
@@ -554,16 +556,15 @@ def _page(tables: Tables, after: bytes) -> tuple[list[bytes], bytes | None]:
 def _lacks(tables: Tables, key: bytes, entry: Entry) -> bool:
     """Returns whether a record is to have a replica, and may have none.
 
-    Of hosts that were asked to have one, only those that have said so have it for sure, and it isn't noted which ones
-    did. So if one of them is gone, or leaves, the others are asked again.
+    That a host was asked to have one, and stands among the keepers, says nothing.
     """
     standing = own_standing(tables)
     roster = standing.roster
     if roster.policy_of(group_of(key)) is None or tables.lacking(key) is not None or _why_not(entry) is not None:
         return False
-    asked = [host for host, at in tables.keepers(key) if at == entry.version]
-    are_there = bool(asked) and all(host in roster.ids and not roster.is_leaver(host) for host in asked)
-    return not (are_there and all(is_here(standing, place) for place in entry.places))
+    host, version = tables.replica(key) or (b"", 0)
+    is_there = version == entry.version and host in roster.ids and not roster.is_leaver(host)
+    return not (is_there and all(is_here(standing, place) for place in entry.places))
 
 
 def _mend(tables: Tables, key: bytes) -> None:

@@ -485,8 +485,8 @@ class Cluster:
         timeout: float = 30.0,
     ) -> None:
         """States on how many hosts values are to lie: see `Store.set_policy`."""
-        policy, drops = policy_of(prefix, replicas, on_missing)
         deadline, answer = deadline_after(timeout), None
+        policy, drops = policy_of(prefix, replicas, on_missing)
         with Asker(self._secret) as asker:
             while time.monotonic() < deadline:
                 seed = self.roster().member(self.roster().seed)

@@ -42,6 +42,7 @@ names. A group is the text of a key before its first "/", which may be empty; it
     lost       key, or group, as above -> the host with which it was lost, for people
     remembered key -> it was deleted, or lost, while removed hosts may come back; 0xFF -> deletions are remembered
     lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that
+    replicas   key -> a version (8 bytes), host (16): that host has said that it has a replica of it
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
-    *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking"),
+    *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking", "replicas"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
@@ -743,7 +744,7 @@ def _version_of(name: bytes) -> KeptVersion:
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
-BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED, LACKING = SERVED[12:]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED, LACKING, REPLICAS = SERVED[12:]
 REMEMBERS = b"\xff"  # the key of the row that says so: keys are text, so it is none
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`

@@ -258,10 +258,11 @@ def _(patch: Patch) -> None:
 
 @mutation("a host that was asked for a replica is believed to have it", "replicas, deaths and kills")
 def _(patch: Patch) -> None:
-    def lacks(tables: Any, key: bytes, entry: Any) -> bool:
-        roster = tables.own_standing.roster
-        asked = {host for host, at in tables.keepers(key) if at == entry.version and not roster.is_leaver(host)}
-        are_here = all(place.host == tables.member for place in entry.places)
-        return tables.lacking(key) is None and not (asked & roster.ids and are_here)
+    def believed(tables: Any, key: bytes) -> Any:
+        entry = tables.record(key)
+        hosts = [
+            host for host, at in tables.keepers(key) if at == entry.version and host in tables.own_standing.roster.ids
+        ]
+        return (hosts[0], entry.version) if hosts else None
 
-    patch.setattr(replicas, "_lacks", lacks)
+    patch.setattr(SimTables, "replica", believed)

@@ -83,6 +83,7 @@ class SimTables:
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
     lacks: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
+    replicated: dict[bytes, tuple[bytes, int]] = field(default_factory=dict[bytes, tuple[bytes, int]])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
     remembering: bool = False
     memory: dict[bytes, Remembered] = field(default_factory=dict[bytes, Remembered])
@@ -417,6 +418,15 @@ class SimTables:
             self.lacks.pop(key, None)
         else:
             self.lacks[key] = holds
+
+    def replica(self, key: bytes) -> tuple[bytes, int] | None:
+        return self.replicated.get(key)
+
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None:
+        if replica is None:
+            self.replicated.pop(key, None)
+        else:
+            self.replicated[key] = replica
 
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key in sorted(self.lacks) if key > after][:limit]
