@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     from memstore.store.opening import open
     from memstore.store.sharded import PendingPut
     from memstore.store.store import Store
-    from memstore.store.values import Ref
+    from memstore.store.values import Pin, Ref
     from memstore.store.weights import iter_weights
     from memstore.view import StoredTensor
 
@@ -143,7 +143,7 @@ _HOMES = {
         "store.opening": "open",
         "store.sharded": "PendingPut",
         "store.store": "Store",
-        "store.values": "Ref",
+        "store.values": "Pin Ref",
         "store.weights": "iter_weights",
         "view": "StoredTensor",
     }.items()
@@ -189,6 +189,7 @@ __all__ = [
     "RNGState",
     "RateLimiter",
     "ReadOnlyError",
+    "Pin",
     "Ref",
     "RepairReport",
     "ReplayBuffer",

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from memstore._wording import an
+from memstore._wording import an, parse_size
 from memstore.errors import InvalidKeyError
 
 # --- Keys ------------------------------------------------------------------------------------------------------------
@@ -182,6 +182,33 @@ def expected_versions(value: Any) -> dict[str, int]:
         )
     found = cast("Mapping[str, Any]", value)
     return {key: expected_version(version, f"expect_versions[{key!r}]") for key, version in found.items()}
+
+
+MOST_VERSIONS = 1000  # that a key can keep: each put of it looks at their names
+
+
+def history_of(history: Any, history_bytes: Any) -> tuple[int, int]:
+    """Returns how many versions of a key stay readable, and how many bytes the replaced ones may take, 0 for any.
+
+    Raises TypeError, ValueError.
+    """
+    if history is None:
+        raise ValueError("history_bytes= bounds the versions that history= keeps: give both")
+    count = whole_number("history", history)
+    if not 1 <= count <= MOST_VERSIONS:
+        raise ValueError(
+            f"history is how many versions of the key stay readable, the new one among them: 1 to {MOST_VERSIONS:,}, "
+            f"and not {count}"
+        )
+    return count, 0 if history_bytes is None else parse_size(history_bytes)
+
+
+def version_number(value: Any) -> int:
+    """Returns a version to be read. Raises TypeError, and ValueError for what no key ever has as its version."""
+    version = whole_number("version", value)
+    if not 1 <= version <= LARGEST_VERSION:
+        raise ValueError(f"version is one that put returned, or store.versions(key) has, and not {version}")
+    return version
 
 
 def older_version(value: Any) -> int:

@@ -10,7 +10,7 @@ from memstore.engine import is_served
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segments import segment_path
-from memstore.engine.format.records import LIVE, PREPARED
+from memstore.engine.format.records import LIVE, PREPARED, Record
 from tests.inside import root_of
 
 
@@ -21,6 +21,11 @@ def find_leaks(path: str) -> list[str]:
     if _in_this_process(path):
         gc.collect()  # it takes milliseconds, after each of thousands of tests
     return [*leaks, *_in_this_process(path)]
+
+
+def _kept_records(transaction: Transaction) -> list[Record]:
+    rows = transaction.rows_with(tables.HISTORY, b"", 1 << 20)
+    return [tables.read_version(name, stored)[1] for name, stored in rows]
 
 
 def _in_this_process(path: str) -> list[str]:
@@ -49,7 +54,7 @@ def _in_the_store(path: str) -> list[str]:
             leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1000)))
             parts = root.catalog.view(parts_that_wait)
             kept = root.catalog.view(kept_for_other_hosts)
-            records = [root.catalog.read(key.encode()) for key in keys]
+            records = [*(root.catalog.read(key.encode()) for key in keys), *root.catalog.view(_kept_records)]
     folder = f"{path}/segments"
     present = {f"{folder}/{name}" for name in os.listdir(folder)}
     used = {segment_path(folder, one.segment) for record in records if record for one in record.segments}

@@ -20,6 +20,7 @@ from memstore.aio.replay import ReplayBuffer
 from memstore.aio.store import (
     AsyncDataset,
     AsyncPendingPut,
+    AsyncPin,
     AsyncRef,
     AsyncStore,
     destroy,
@@ -32,6 +33,7 @@ from memstore.aio.store import (
 __all__ = [
     "AsyncDataset",
     "AsyncPendingPut",
+    "AsyncPin",
     "AsyncRef",
     "AsyncStore",
     "ReplayBuffer",

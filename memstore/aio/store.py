@@ -30,7 +30,7 @@ from memstore.store.maintenance import stores as stores_blocking
 from memstore.store.opening import OWNER_ONLY
 from memstore.store.sharded import OUTLIVES, TO_PUBLISH, PendingPut, done_by, give_up_after, wait_until
 from memstore.store.store import Store, begin_load, get_at_once
-from memstore.store.values import NO_DEFAULT, NOT_NOW, Ref
+from memstore.store.values import NO_DEFAULT, NOT_NOW, Pin, Ref
 from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 
@@ -143,6 +143,45 @@ class AsyncRef(Awaits[Ref]):
 
     def __repr__(self) -> str:
         return f"<memstore.aio.AsyncRef {self.key!r} version {self.version} in {self.root}>"
+
+
+class AsyncPin(Awaits[Pin]):
+    """A pin of a version, which everybody can read as long as this process has it: a `memstore.Pin`, to be awaited.
+
+    Made by `AsyncStore.pin`. It ends with `async with`, `await pin.close()`, or when nothing refers to it any more.
+
+    Attributes:
+        pin: the `memstore.Pin` itself, for code that doesn't await.
+        key: the key.
+        version: the version of the key that is pinned.
+        root: the folder of the store, as a path.
+    """
+
+    __slots__ = ("_pool", "key", "pin", "root", "version")
+
+    def __init__(self, pin: Pin, pool: Hashable) -> None:
+        self.pin, self._pool = pin, pool
+        self.key, self.version, self.root = pin.key, pin.version, pin.root
+
+    def _blocking(self) -> Pin:
+        return self.pin
+
+    def _pool_of(self, key: object) -> Hashable:
+        return self._pool
+
+    close = awaited(Pin.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.pin.__reduce__()
+
+    def __repr__(self) -> str:
+        return f"<memstore.aio.AsyncPin {self.key!r} version {self.version} in {self.root}>"
 
 
 class AsyncPendingPut(Awaits[PendingPut]):
@@ -302,12 +341,18 @@ class RankPut:
 _PAGE = 1024  # keys that are read at a time
 _ABSENT: Any = object()
 _FREE = frozenset(("non_blocking", "strict"))  # options of get that say nothing where nothing is copied
-_NONE = frozenset(("out", "like", "device", "dtype", "max_age", "timeout"))  # those that are None to ask for nothing
+_NONE = frozenset(
+    ("out", "like", "device", "dtype", "max_age", "version", "timeout")
+)  # those that are None to ask for nothing
 
 
 def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
     root = store._lazy.opened_root
     return AsyncRef(ref, HERE if root is None or root.owners.is_alone else ALL_HOSTS)
+
+
+def _as_pin(store: AsyncStore, pin: Pin) -> AsyncPin:
+    return AsyncPin(pin, HERE)
 
 
 def _pool_of_ranks(store: AsyncStore, key: object) -> Hashable:
@@ -484,6 +529,7 @@ class AsyncStore(Awaits[Store]):
     # --- look ---------------------------------------------------------------------------------------------------------
 
     version = awaited(Store.version)
+    versions = awaited(Store.versions)
     info = awaited(Store.info)
     pending = awaited(Store.pending)
     stats = awaited(Store.stats)
@@ -547,6 +593,7 @@ class AsyncStore(Awaits[Store]):
 
     view = awaited(Store.view)
     ref = awaited(Store.ref, _as_ref)
+    pin = awaited(Store.pin, _as_pin)
     create_dataset = awaited(Store.create_dataset, _as_dataset)
     create_dataset_from = awaited(Store.create_dataset_from, _as_dataset)
 

@@ -1,4 +1,5 @@
-"""Commands about keys: `ls`, `tree` and `watch` list them, `info` shows one, `rm` deletes and `cp` copies some.
+"""Commands about keys: `ls`, `tree` and `watch` list them, `info` and `versions` show one, `rm` deletes and `cp` copies
+some.
 
 `abort` gives up a sharded put that waits for other ranks.
 """
@@ -60,6 +61,7 @@ from memstore.listing import (
     opened,
     outline,
     value_bytes,
+    version_entries,
 )
 
 # --- Lists: ls, tree -------------------------------------------------------------------------------------------------
@@ -249,6 +251,24 @@ def info(root: str, key: str, as_json: bool) -> None:
 def _describe(root: str, key: str) -> EntryInfo:
     with memstore.open(root, "r") as store:
         return store.info(key)
+
+
+@cli.command(short_help="List the versions of a key that can be read.")
+@root
+@key
+@as_json
+def versions(root: str, key: str, as_json: bool) -> None:
+    """List the versions of KEY that can be read by `memstore get ROOT KEY --version V`: the last is the current one."""
+    with open_keyspace(root, "r") as store:
+        found = version_entries(store, key)
+        if not found:
+            raise no_value(opened(store), encode_key(key))
+    if as_json:
+        render.print_json(found)
+        return
+    titles, right = ("version", "type", "content", "size", "age"), ("version", "size", "age")
+    rows = ((version, *shown, nbytes, age) for _, *shown, nbytes, version, age in map(cells, found))
+    render.write_rows(titles, rows, right=right)
 
 
 @cli.command(short_help="Delete keys, all of them or none.")

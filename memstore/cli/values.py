@@ -25,9 +25,20 @@ from memstore._arguments import encode_key
 from memstore._info import Progress
 from memstore.cli import render
 from memstore.cli.group import DIFFERENT, allow_pickle, as_json, cli, complete_leaf, key, keys_of, root
-from memstore.engine import Path, PinOptions, Record, Root, deadline_after, has_settings, hold, resource_errors
+from memstore.engine import (
+    Path,
+    PinOptions,
+    Record,
+    Root,
+    deadline_after,
+    has_settings,
+    hold,
+    hold_version_of,
+    is_served,
+    resource_errors,
+)
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, UnsupportedValueError
-from memstore.listing import near, no_value, open_keyspace, opened
+from memstore.listing import near, no_value, open_keyspace, opened, version_gone
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,19 +115,30 @@ def leaves_below(names: Sequence[Path], leaf: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def inspect_key(root: str, key: str) -> Generator[InspectedValue]:
-    """Takes the present version of a key apart, and holds it meanwhile. Raises KeyNotFoundError."""
+def inspect_key(root: str, key: str, version: int | None = None) -> Generator[InspectedValue]:
+    """Takes a version of a key apart, and holds it meanwhile.
+
+    Args:
+        version: None: the current one.
+
+    Raises KeyNotFoundError, VersionGoneError.
+    """
     with open_keyspace(root, "r") as store:
         with resource_errors(root, key):
-            found = _inspect(opened(store), key)
+            found = _inspect(opened(store), key, version)
         yield found
 
 
-def _inspect(root: Root, key: str) -> InspectedValue:
+def _inspect(root: Root, key: str, version: int | None) -> InspectedValue:
     from memstore.view import parts_of
 
     name = encode_key(key)
-    (held,) = hold(root, (name,), deadline_after(_TIMEOUT), may_lock=False, lazily=True)
+    if version is None or is_served(root):
+        (held,) = hold(root, (name,), deadline_after(_TIMEOUT), may_lock=False, lazily=True)
+    else:
+        held = hold_version_of(root, name, version, deadline_after(_TIMEOUT), may_lock=False)
+    if version is not None and (held is None or held.record.version != version):
+        raise version_gone(root, name, version)
     if held is None:
         raise no_value(root, name)
     record = held.record
@@ -361,10 +383,21 @@ _ENDINGS = {".npy": "npy", ".pt": "torch", ".pth": "torch", ".safetensors": "saf
     "--bins", default=10, show_default=True, type=click.IntRange(1, 1000), help="Number of bins of the histogram."
 )
 @click.option("-f", "--force", is_flag=True, help="With -o: replace a file that is there.")
+@click.option(
+    "--version", type=click.IntRange(1), metavar="V", help="A version that `memstore versions` lists; else the current."
+)
 @allow_pickle
 @as_json
 def get(
-    root: str, key: str, leaf: str, output: str | None, bins: int, force: bool, allow_pickle: bool, as_json: bool
+    root: str,
+    key: str,
+    leaf: str,
+    output: str | None,
+    bins: int,
+    force: bool,
+    version: int | None,
+    allow_pickle: bool,
+    as_json: bool,
 ) -> None:
     """Show the value of KEY, or its leaf LEAF: first elements, minimum, mean, maximum, NaNs and a histogram.
 
@@ -372,9 +405,9 @@ def get(
     """
     _check_options(output, allow_pickle=allow_pickle, force=force)
     if output is not None:
-        _write(root, key, leaf, output, allow_pickle=allow_pickle, as_json=as_json)
+        _write(root, key, leaf, output, version, allow_pickle=allow_pickle, as_json=as_json)
         return
-    with inspect_key(root, key) as found:
+    with inspect_key(root, key, version) as found:
         shown = found.below(leaf) if leaf else found
         if as_json:
             render.print_json(_described(key, shown, bins))
@@ -445,25 +478,27 @@ def _described(key: str, found: InspectedValue, bins: int) -> dict[str, Any]:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _write(root: str, key: str, leaf: str, output: str, *, allow_pickle: bool, as_json: bool) -> None:
+def _write(
+    root: str, key: str, leaf: str, output: str, version: int | None, *, allow_pickle: bool, as_json: bool
+) -> None:
     ending = os.path.splitext(output)[1]
     kind: Any = _ENDINGS.get(ending)
     if kind is None:
         raise click.UsageError(f"-o writes {', '.join(_ENDINGS)}, and {output!r} ends with none of them")
     with render.progress("writing") as advance:
         if leaf or kind == "npy":
-            _write_leaf(root, key, leaf, output, advance)
-        elif not _write_rows(root, key, output, advance):
+            _write_leaf(root, key, leaf, output, version, advance)
+        elif not _write_rows(root, key, output, version, advance):
             with memstore.open(root, "r", allow_pickle=allow_pickle) as store:
-                store.export(key, output, format=kind, progress=advance)
+                store.export(key, output, format=kind, version=version, progress=advance)
         nbytes = os.path.getsize(output)
     text = f"{wording.size(nbytes)} written to {render.printable(output)}"
     render.tell({"path": output, "nbytes": nbytes}, text, as_json=as_json)
 
 
-def _write_rows(root: str, key: str, output: str, advance: Progress) -> bool:
+def _write_rows(root: str, key: str, output: str, version: int | None, advance: Progress) -> bool:
     """Writes the rows that a dataset or replay buffer has now. Returns whether the key is one of these."""
-    with inspect_key(root, key) as found:
+    with inspect_key(root, key, version) as found:
         if found.record is None or not found.record.is_mutable:
             return False
         from memstore.formats import write_tensors
@@ -478,10 +513,10 @@ def _without_free_slots(tensor: torch.Tensor, found: InspectedValue) -> torch.Te
     return tensor.clone() if record is not None and record.is_mutable and record.mutable_kind == "buffer" else tensor
 
 
-def _write_leaf(root: str, key: str, leaf: str, output: str, advance: Progress) -> None:
+def _write_leaf(root: str, key: str, leaf: str, output: str, version: int | None, advance: Progress) -> None:
     from memstore.formats import write_tensor
 
-    with inspect_key(root, key) as found:
+    with inspect_key(root, key, version) as found:
         shown = found.below(leaf) if leaf else found
         names = [leaf_text(name) for name in (*shown.tensors, *shown.objects)]
         if len(names) != 1 or not shown.tensors:

@@ -101,7 +101,7 @@ from memstore.engine.opening import (
     open_root,
     remove_unused,
 )
-from memstore.engine.pin import Pin, PinOptions, pack, unpack
+from memstore.engine.pin import HeldVersion, PinOptions, pack, unpack
 from memstore.engine.protocols import attempts
 from memstore.engine.protocols.attempts import (
     AttemptFailure,
@@ -121,6 +121,7 @@ from memstore.engine.protocols.change import (
     mutable_entry,
     need_boxes,
     need_cluster,
+    need_history,
     need_mutable,
     record_of,
 )
@@ -134,12 +135,14 @@ from memstore.engine.protocols.elsewhere import (
     at_each_owner,
     elsewhere_of,
     is_fellow,
+    is_recovered,
     is_served,
     owned_now,
     owner_name,
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
+from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, take_pin
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put, retry_after_sweep
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
@@ -159,7 +162,7 @@ from memstore.engine.repair.salvage import FoundPart
 from memstore.engine.repair.verify import verify_store
 from memstore.engine.root.filesystem import filesystem_name, is_in_memory, lock_holders
 from memstore.engine.root.folder import DOORBELL, absolute_path, create_file, has_settings
-from memstore.engine.root.roots import Root, RootUse, close_root, reopen_root
+from memstore.engine.root.roots import Root, RootUse, close_root, reopen_root, use_root
 from memstore.engine.root.shared import segments_of, state_folder, storage_error, wait_for_storage
 from memstore.engine.root.storage import mapped_size
 from memstore.engine.sync.pages import CONTROL_SIZE, SPARE_AT, check_page, new_page
@@ -192,6 +195,7 @@ __all__ = [
     "gone_if_new",
     "has_settings",
     "may_come",
+    "is_recovered",
     "is_served",
     "shared_id",
     "damaged_entry",
@@ -263,7 +267,7 @@ __all__ = [
     "PREPARED",
     "PendingPart",
     "Path",
-    "Pin",
+    "HeldVersion",
     "PinOptions",
     "ReadOnlyTransaction",
     "Record",
@@ -305,6 +309,7 @@ __all__ = [
     "encode_extents",
     "encode_mutable",
     "end_of",
+    "end_pin",
     "ended",
     "file_offsets",
     "files_of",
@@ -316,6 +321,7 @@ __all__ = [
     "header_size",
     "hold",
     "hold_at_once",
+    "hold_version_of",
     "huge_page_bytes",
     "index",
     "lay_out",
@@ -331,6 +337,7 @@ __all__ = [
     "mutable_entry",
     "need_boxes",
     "need_cluster",
+    "need_history",
     "need_mutable",
     "new_page",
     "names_put",
@@ -362,12 +369,15 @@ __all__ = [
     "storage_error",
     "stores_of_machine",
     "split_header",
+    "TakenPin",
     "sweep_all",
     "sweep_if_due",
     "sync_rows",
     "syscalls",
+    "take_pin",
     "to_explain",
     "unpack",
+    "use_root",
     "verify_store",
     "wait_for_storage",
     "version_of_outcome",

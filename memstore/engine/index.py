@@ -44,6 +44,46 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
     return record.version if record else 0
 
 
+def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
+    """Returns the versions of a key that can be read, the present one last; none if there is no such key.
+
+    `timeout` is for other hosts, of which the present version is all that there is.
+    """
+
+    def read(transaction: Transaction) -> tuple[int, ...]:
+        record = transaction.record(name)
+        kept = tuple([one.version for one in tables.kept_versions(transaction, name)])
+        return kept if record is None else (*kept, record.version)
+
+    root.catalog.open_optional()
+    found = root.catalog.view(read)
+    if not found and is_served(root):
+        version = version_of(root, name, timeout)
+        found = (version,) if version else ()
+    return found
+
+
+def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
+    """Returns the records of the versions that `versions_of` gives. Raises CorruptionError."""
+
+    def read(transaction: Transaction) -> list[Record]:
+        kept = [tables.kept_record(transaction, name, one.version) for one in tables.kept_versions(transaction, name)]
+        return [record for record in (*kept, transaction.record(name)) if record is not None]
+
+    root.catalog.open_optional()
+    found = root.catalog.view(read)
+    record = find(root, name, timeout) if not found else None
+    return [record] if record is not None else found
+
+
+def pins_here(root: Root, name: bytes) -> dict[int, tuple[int, ...]]:
+    """Returns the processes that have pinned versions of a key, by version. Some of them may be dead by now."""
+    found: dict[int, tuple[int, ...]] = {}
+    for pin in root.catalog.view(tables.pins_of, name):
+        found[pin.version] = (*found.get(pin.version, ()), pin.pid)
+    return found
+
+
 def known_version(root: Root, name: bytes) -> int | None:
     """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)

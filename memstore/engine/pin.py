@@ -1,4 +1,4 @@
-"""Pins: one version of a key that stays readable as long as a Pin of it lives, and on its way to another process.
+"""Held versions: one that stays readable as long as its HeldVersion lives, and on its way to another process.
 
 1. In a process, the mapping that the pin refers to keeps the segment's lock, so nobody reuses or removes the file.
 2. To pickle a pin of a segment takes a lease, which keeps the version until its receiver is there.
@@ -38,7 +38,7 @@ class PinOptions(msgspec.Struct, frozen=True, gc=False):
     lease: float = DEFAULT_LEASE  # seconds for the receiver of a pickled pin to arrive
 
 
-class Pin:
+class HeldVersion:
     """A version of a key that stays readable.
 
     Attributes:
@@ -123,7 +123,7 @@ class Pin:
 
 def receive(
     path: str, store: str, key: str, stored: bytes, connect: Callable[[Root | None], Any] | None, *options: Any
-) -> Pin:
+) -> HeldVersion:
     """Unpickles a pin. A version that can't be mapped is no error here: its holder says so where it can be handled.
 
     On another host than it was pickled on, `path` names that host's folder of the same store.
@@ -139,7 +139,7 @@ def receive(
     try:
         if use.root.settings.store != store:
             record = _seen_from_here(use.root, store, key, record)
-        pin = Pin(use.root, key, record, None, chosen)
+        pin = HeldVersion(use.root, key, record, None, chosen)
         with contextlib.suppress(OSError, MemstoreError):
             pin.held = pin.map(lazily=True)
             if pin.held is not None and pin.held.record.hosts is None:
@@ -149,7 +149,7 @@ def receive(
         close_root(use)
 
 
-def pack(pin: Pin) -> bytes:
+def pack(pin: HeldVersion) -> bytes:
     """Encodes the version for processes that have the store open, on any of its hosts. Takes no lease.
 
     They `unpack` it while this pin lives. So nothing has to be copied to this host first.
@@ -157,7 +157,7 @@ def pack(pin: Pin) -> bytes:
     return msgspec.msgpack.encode((pin.root.settings.store, encode_record(pin.key.encode(), pin.record)))
 
 
-def unpack(root: Root, key: str, packed: bytes, options: PinOptions, *, lazily: bool = False) -> Pin:
+def unpack(root: Root, key: str, packed: bytes, options: PinOptions, *, lazily: bool = False) -> HeldVersion:
     """Decodes a version that `pack` has encoded.
 
     Raises VersionGoneError, or CorruptionError if this is no version of the key.
@@ -169,7 +169,7 @@ def unpack(root: Root, key: str, packed: bytes, options: PinOptions, *, lazily: 
     record = decode_record(key.encode(), stored)
     if root.settings.store != store:
         record = _seen_from_here(root, store, key, record)
-    pin = Pin(root, key, record, None, options)
+    pin = HeldVersion(root, key, record, None, options)
     pin.held = pin.map(lazily=lazily)
     if pin.held is None:
         raise pin.gone()

@@ -8,8 +8,17 @@ entries     what the catalog says of each entry; keys drawn as a tree
 
 from __future__ import annotations
 
-from memstore.listing.absent import absent, near, no_value, no_values
-from memstore.listing.entries import COLUMNS, KeyTree, ListedEntry, cells, entries, key_tree, value_bytes
+from memstore.listing.absent import absent, near, no_value, no_values, version_gone
+from memstore.listing.entries import (
+    COLUMNS,
+    KeyTree,
+    ListedEntry,
+    cells,
+    entries,
+    key_tree,
+    value_bytes,
+    version_entries,
+)
 from memstore.listing.keyspace import (
     GLOB,
     Keyspace,
@@ -58,5 +67,7 @@ __all__ = [
     "tell_of_wait",
     "timeout_of",
     "value_bytes",
+    "version_entries",
+    "version_gone",
     "wanted_of",
 ]

@@ -17,7 +17,7 @@ from os.path import commonprefix
 from memstore._parsing import UNDECODABLE
 from memstore._wording import count_of, no_key
 from memstore.engine import Path, Root, index, is_served, no_version, to_explain
-from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError, StoreTimeoutError
+from memstore.errors import KeyNotFoundError, MemstoreError, PartialCommitError, StoreTimeoutError, VersionGoneError
 from memstore.listing.outline import UnknownKindError, outline
 
 _LOOKED_AT = 128  # keys from each place where one that was meant may stand
@@ -68,6 +68,22 @@ def absent(root: Root, name: bytes) -> KeyNotFoundError:
     with contextlib.suppress(MemstoreError, OSError):  # the message is short then
         text += f": {_advice(root, key)}"
     return KeyNotFoundError(text, key=key)
+
+
+def version_gone(root: Root, name: bytes, version: int) -> VersionGoneError | KeyNotFoundError | PartialCommitError:
+    """Makes the error of a call for a version of a key that can't be read."""
+    found = index.versions_of(root, name, 0.0)
+    if not found:
+        return no_value(root, name)
+    key = name.decode()
+    if version > found[-1]:
+        why = f"it is at version {found[-1]} yet: wait({key!r}, newer_than={version - 1}) waits for a newer one"
+    elif len(found) == 1:
+        why = f"version {found[0]} is all that it has: put(history=n) keeps the last n from then on, a ref keeps one"
+    else:
+        shown = ", ".join(map(str, found[-_SHOWN:]))
+        why = f"it has {len(found):,}, of which the last are {shown}: put(history=n) says how many stay"
+    return VersionGoneError(f"{key!r} has no version {version}: {why}", key=key)
 
 
 def absent_many(root: Root, names: Sequence[bytes], asked: int, advice: str) -> KeyNotFoundError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from memstore._arguments import encode_prefix
+from memstore._arguments import encode_key, encode_prefix
 from memstore._wording import age, columns_of, count_of, escaped, size
 from memstore.engine import Record, index, plan_bytes
 from memstore.listing.keyspace import Keyspace, opened, timeout_of
@@ -64,6 +64,12 @@ def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) 
     within = timeout_of(store) if timeout is None else timeout
     for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), within):
         yield _listed(key, record)
+
+
+def version_entries(store: Keyspace, key: str) -> list[ListedEntry]:
+    """Returns the versions of a key that can be read, the current one last; none if there is no such key."""
+    name = encode_key(key)
+    return [_listed(name, record) for record in index.version_records(opened(store), name, timeout_of(store))]
 
 
 def _listed(key: bytes, record: Record) -> ListedEntry:

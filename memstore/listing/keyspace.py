@@ -222,6 +222,29 @@ class Keyspace:
             raise absent(root, name)
         return found
 
+    def versions(self, key: str) -> tuple[int, ...]:
+        """Returns the versions of `key` that can be read by `get(key, version=v)`, sorted: the last is the current one.
+
+        More than that one are there if a put of the key has asked for them (`put(history=)`), or if somebody has pinned
+        them (`pin`); of a deleted key, the pinned ones. In a store on several hosts it is the only one.
+
+        Raises:
+            KeyNotFoundError: no such key.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     versions = [store.put("lr", rate, history=2) for rate in (0.3, 0.2, 0.1)]
+            ...     [store.get("lr", version=version) for version in store.versions("lr")]
+            [0.2, 0.1]
+        """
+        name = encode_key(key)
+        root = self._opened()
+        found = index.versions_of(root, name, self._timeout)
+        if not found:
+            raise absent(root, name)
+        return found
+
     def wait(self, key: str, *, newer_than: int = 0, timeout: float | None = None) -> int:
         """Waits for a version of `key` that is newer than `newer_than`, and returns it.
 

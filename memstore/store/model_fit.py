@@ -19,7 +19,7 @@ from memstore import contents, structure
 from memstore._compat import MODULE_WRAPPERS, copy_module_versions, has_load_hooks
 from memstore._threads import between_forks, writing
 from memstore._wording import an
-from memstore.engine import Pin
+from memstore.engine import HeldVersion
 from memstore.errors import UnsupportedValueError
 from memstore.sharding import TensorShards, sharded_leaf
 from memstore.structure import (
@@ -225,7 +225,13 @@ class Fit:
     """
 
     def __init__(
-        self, pin: Pin, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, *, strict: bool, cast: bool
+        self,
+        pin: HeldVersion,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        *,
+        strict: bool,
+        cast: bool,
     ) -> None:
         self._pin, self._model, self._optimizer, self._strict, self._cast = pin, model, optimizer, strict, cast
         self.problems: list[str] = []

@@ -28,7 +28,7 @@ from memstore import structure
 from memstore._arguments import encode_key
 from memstore._ranks import RankError
 from memstore._threads import AbandonedError
-from memstore.engine import Pin, PinOptions, Root, deadline_after, pack, unpack
+from memstore.engine import HeldVersion, PinOptions, Root, deadline_after, pack, unpack
 from memstore.errors import MemstoreError, StructureMismatchError
 from memstore.store.model_fit import MODEL, OPTIMIZER, Fit, is_spread, model_state, optimizer_state
 from memstore.store.sharded import DistributedRank, StoreCall, meet, put_sharded
@@ -233,7 +233,7 @@ class _Target(NamedTuple):
     cast: bool
     reads_lazily: bool
 
-    def fit(self, pin: Pin) -> Fit:
+    def fit(self, pin: HeldVersion) -> Fit:
         return Fit(pin, self.model, self.optimizer, strict=self.strict, cast=self.cast)
 
 
@@ -269,7 +269,7 @@ def _of_others(call: StoreCall, word: str) -> list[str]:
     return [f"{word}/{rank}" for rank in range(1, call.world_size)]
 
 
-def _raise_unfit(call: StoreCall, pin: Pin, verdict: Finding) -> None:
+def _raise_unfit(call: StoreCall, pin: HeldVersion, verdict: Finding) -> None:
     if verdict.error is not None:
         raise verdict.error.as_error(call.key)
     raise_problems(pin, verdict.problems, verdict.unexpected)
@@ -337,7 +337,7 @@ def told(error: BaseException, rank: int) -> RankError:
     return RankError(type(error).__name__, f"rank {rank}: {text}")
 
 
-def raise_problems(pin: Pin, problems: Sequence[str], unexpected: Sequence[str]) -> None:
+def raise_problems(pin: HeldVersion, problems: Sequence[str], unexpected: Sequence[str]) -> None:
     """Raises StructureMismatchError with all of these lines, or the first of them, unless there are none."""
     if not problems and not unexpected:
         return

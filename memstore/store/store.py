@@ -36,9 +36,11 @@ from memstore._arguments import (
     expected_version,
     expected_versions,
     flag,
+    history_of,
     refused_put,
     seconds_of,
     several,
+    version_number,
 )
 from memstore._info import EntryInfo, Progress, VerifyReport
 from memstore._threads import between_forks
@@ -47,6 +49,8 @@ from memstore.engine import (
     DEFAULT_LEASE,
     MISFIT,
     Creation,
+    HeldVersion,
+    MappedEntry,
     PinOptions,
     Root,
     RootUse,
@@ -56,6 +60,7 @@ from memstore.engine import (
     is_served,
     open_root,
     resource_errors,
+    take_pin,
     verify_store,
 )
 from memstore.errors import (
@@ -73,6 +78,7 @@ from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tre
 from memstore.store.values import (
     NO_DEFAULT,
     NOT_NOW,
+    Pin,
     Ref,
     as_items,
     attach_files,
@@ -81,7 +87,9 @@ from memstore.store.values import (
     doubtful_default,
     export,
     get_many,
+    held_one_version,
     held_version,
+    hold_one_version,
     hold_version,
     load_to_copy,
     log_read,
@@ -148,6 +156,8 @@ class Store(Keyspace):
         *,
         dtype: torch.dtype | None = None,
         expect_version: int | None = None,
+        history: int | None = None,
+        history_bytes: int | str | None = None,
         timeout: float | None = None,
     ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or nothing.
@@ -160,6 +170,11 @@ class Store(Keyspace):
                 rounded as by `torch.Tensor.to`. Leaves that share memory still share it if all of them are cast from
                 one dtype; otherwise each dtype is stored separately. None: no cast.
             expect_version: the version that the key must have; 0: it must not exist.
+            history: how many versions of the key stay readable from now on, this one among them, by
+                `get(key, version=v)`; later puts of anybody go on with that. 1: this one alone. None: as the key has
+                it, which is 1 at first.
+            history_bytes: with `history`: how many bytes the replaced versions may take, as a number or text ("8GiB");
+                the oldest go first. None: as many as the store has room for.
             timeout: seconds; None: the store's.
 
         Returns:
@@ -169,7 +184,8 @@ class Store(Keyspace):
             UnsupportedValueError: a leaf can't be stored, or cast; the message names it. Nothing was written.
             TypeError: `dtype` isn't a real floating-point dtype.
             VersionConflictError: the key is at another version than `expect_version`.
-            StoreFullError: no room. Nothing was changed.
+            StoreFullError: no room, also without replaced versions, which go first. Nothing else was changed.
+            CrossHostError: `history`, in a store on several hosts.
         """
         root = self._opened(timeout, writes=True)
         try:
@@ -177,14 +193,23 @@ class Store(Keyspace):
         except InvalidKeyError as error:
             raise refused_put(error, key, value) from None
         expect = None if expect_version is None else expected_version(expect_version)
+        limits = None if history is None and history_bytes is None else history_of(history, history_bytes)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         allow_pickle = self._allow_pickle
         try:
             version = put_one(
-                root, key, name, value, dtype=dtype, expect=expect, allow_pickle=allow_pickle, deadline=deadline
+                root,
+                key,
+                name,
+                value,
+                dtype=dtype,
+                expect=expect,
+                allow_pickle=allow_pickle,
+                deadline=deadline,
+                history=limits,
             )
         except UnsupportedValueError:
-            if not structure.has_shards(value):
+            if limits is not None or not structure.has_shards(value):
                 raise
             return self.put_sharded(key, value, dtype=dtype, expect_version=expect, timeout=timeout)
         self._puts += 1
@@ -266,6 +291,7 @@ class Store(Keyspace):
         strict: bool = True,
         cast: bool = False,
         max_age: float | None = None,
+        version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
         """Returns the value of `key` as it was put: no copy, and copy-on-write.
@@ -288,10 +314,13 @@ class Store(Keyspace):
             max_age: in a store on several hosts: return the version that this process has last seen if that was at
                 most so many seconds ago, without asking its owner. None, or 0: the owner is asked each time. If this
                 host owns the key, a get always returns the current version.
+            version: the version to be read: the current one, or one that was replaced and is kept (`put(history=)`,
+                `versions`). None: the current one.
             timeout: seconds; None: the store's.
 
         Raises:
             KeyNotFoundError: no such key, and no default.
+            VersionGoneError: it has no such `version` any more, or not yet, and no default was given.
             StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
@@ -309,6 +338,8 @@ class Store(Keyspace):
                 out, like, device, dtype, non_blocking, flag("strict", strict), flag("cast", cast)
             )
             lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
+        if version is not None:
+            return self._get_version(key, version_number(version), default, options, deadline, began)
         try:
             held = hold_at_once(root, name)
         except (OSError, MemoryError):
@@ -323,6 +354,29 @@ class Store(Keyspace):
                 return default
         if held is None:
             raise listing.no_value(root, name)
+        self._gets += 1
+        value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
+        if began:
+            log_read(root, "get", key, held, began)
+        return value
+
+    def _get_version(
+        self,
+        key: str,
+        version: int,
+        default: Any,
+        options: contents.ReadOptions,
+        deadline: float | None,
+        began: float,
+    ) -> Any:
+        """Returns one version of a key, or the default if it has no such version. Errors as `get`."""
+        root, until = self._opened(), self._deadline(None) if deadline is None else deadline
+        if default is NO_DEFAULT or default is ...:
+            held = held_one_version(root, key, version, self._as_opened, until)
+        else:
+            held = hold_one_version(root, key, version, self._as_opened, until)
+        if held is None:
+            return default
         self._gets += 1
         value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
         if began:
@@ -379,14 +433,16 @@ class Store(Keyspace):
             else:
                 return value
 
-    def ref(self, key: str, *, lease: float = DEFAULT_LEASE) -> Ref:
+    def ref(self, key: str, *, lease: float = DEFAULT_LEASE, version: int | None = None) -> Ref:
         """Returns a picklable reference to the current version of `key`, which keeps that version.
 
         Args:
             lease: seconds for which the version stays readable after the ref was pickled, until a receiver gets it.
+            version: another version, as in `get`.
 
         Raises:
             KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
             MutableEntryError: the key is that of a dataset or replay buffer.
         """
         root = self._opened()
@@ -395,9 +451,58 @@ class Store(Keyspace):
         except (TypeError, ValueError):
             encode_key(key)
             raise
-        return Ref(pin(root, key, msgspec.structs.replace(self._as_opened, lease=seconds)))
+        options = msgspec.structs.replace(self._as_opened, lease=seconds)
+        if version is None:
+            return Ref(pin(root, key, options))
+        held = self._held(root, key, version)
+        return Ref(HeldVersion(root, key, held.record, held, options))
 
-    def view(self, key: str, *, device: torch.device | str | None = None) -> Any:
+    def pin(self, key: str, *, version: int | None = None, timeout: float | None = None) -> Pin:
+        """Pins a version of `key`: everybody can read it by `get(key, version=v)` as long as this process has the pin.
+
+        Whatever others put, delete or clear, it stays, and doesn't go where the store is full. A pin ends when it is
+        closed, when nothing refers to it any more, or with its process, however that ends.
+
+        Args:
+            key: the key.
+            version: the version to be pinned, as in `get`; None: the current one.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            A `Pin`, which is a context manager.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
+            MutableEntryError: the key is that of a dataset or replay buffer.
+            CrossHostError: in a store on several hosts.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.put("policy", "first")
+            ...     with store.pin("policy") as pin:
+            ...         newer = store.put("policy", "second")
+            ...         store.get("policy", version=pin.version)
+            ...     store.versions("policy") == (newer,)
+            'first'
+            True
+        """
+        root, name = self._opened(timeout, writes=True), encode_key(key)
+        wanted = None if version is None else version_number(version)
+        with resource_errors(self.root, key, root):
+            taken = take_pin(root, name, wanted, self._deadline(timeout))
+        if taken is None:
+            raise listing.no_value(root, name) if wanted is None else listing.version_gone(root, name, wanted)
+        return Pin(root, taken, self._timeout)
+
+    def _held(self, root: Root, key: str, version: int | None, *, lazily: bool = False) -> MappedEntry:
+        """Returns a version of a key; None: the current one. Raises KeyNotFoundError, VersionGoneError."""
+        if version is None:
+            return held_version(root, key, self._as_opened, lazily=lazily)
+        return held_one_version(root, key, version_number(version), self._as_opened, self._deadline(None))
+
+    def view(self, key: str, *, device: torch.device | str | None = None, version: int | None = None) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 
         The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. A view of a
@@ -405,6 +510,7 @@ class Store(Keyspace):
 
         Args:
             device: the device to which tensors that are read from the view move; None: that from which they were put.
+            version: the version to be viewed, as in `get`; None: the current one.
 
         Returns:
             The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
@@ -412,6 +518,7 @@ class Store(Keyspace):
 
         Raises:
             KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
             MutableEntryError: the key is that of a replay buffer.
             CrossHostError: the key is that of a dataset, whose rows are on another host.
 
@@ -426,7 +533,7 @@ class Store(Keyspace):
         began = perf_counter() if self._tells else 0.0
         root = self._opened()
         try:
-            held = held_version(root, key, self._as_opened, lazily=True)
+            held = self._held(root, key, version, lazily=True)
         except MutableEntryError:
             held = None  # an error of the dataset's has another cause: it isn't chained to this one
         if held is None:
@@ -914,6 +1021,7 @@ class Store(Keyspace):
         *,
         format: Literal["safetensors", "memmap", "torch"] = "safetensors",
         max_shard_size: int | str | None = None,
+        version: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Writes the value of `key` to files for other programs. They appear at `path` completely, or not at all.
@@ -926,10 +1034,12 @@ class Store(Keyspace):
                 `weights_only=False` if the value has numpy arrays or instances of classes.
             max_shard_size: bytes, or text ("5GB"): safetensors are written as a Hugging Face checkpoint, in several
                 files with an index if need be.
+            version: the version to be written, as in `get`; None: the current one.
             progress: called with the bytes done and those in all.
 
         Raises:
             KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
             UnsupportedValueError: the format can't represent a leaf, which is named. Nothing was written.
             AlreadyExistsError: the folder isn't empty.
             StoreFullError, ResourceLimitError: there is no room, or a file may be no larger. Nothing is left.
@@ -941,7 +1051,7 @@ class Store(Keyspace):
         check_progress(progress)
         target, limit = check_export(path, format, max_shard_size)
         root = self._opened()
-        held = held_version(root, key, self._as_opened)
+        held = self._held(root, key, version)
         self._gets += 1
         export(
             root,

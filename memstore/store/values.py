@@ -20,8 +20,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
+import msgspec
 import torch
 
 from memstore import contents, structure
@@ -35,33 +36,41 @@ from memstore.engine import (
     CatalogCrowded,
     Content,
     Draft,
+    HeldVersion,
     MappedEntry,
     Path,
-    Pin,
     PinOptions,
     Record,
     Root,
+    TakenPin,
     at_each_owner,
     check_version,
     deadline_after,
+    end_pin,
     files_of,
     hold,
     hold_at_once,
+    hold_version_of,
     index,
+    is_recovered,
     is_served,
     mutable_entry,
     need_boxes,
+    need_history,
     owner_name,
     plan_bytes,
     put,
     resource_errors,
+    use_root,
 )
 from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
-from memstore.listing import UnknownKindError, absent, no_value, no_values, outline
+from memstore.listing import UnknownKindError, absent, no_value, no_values, outline, version_gone
 from memstore.structure import modes
 from memstore.view import view
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from memstore.formats import Format
 
 log = logging.getLogger("memstore")
@@ -95,20 +104,27 @@ def put_one(
     allow_pickle: bool,
     deadline: float,
     below: Path = (),
+    history: tuple[int, int] | None = None,
 ) -> int:
     """Puts a value of this process alone, and returns its version. Raises what `Store.put` raises.
 
     Args:
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
+        history: as of `engine.Draft`.
     """
+    if history is not None:
+        need_history(root, deadline)
     limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if expect is not None:
             check_early(root, {key: expect})
+        draft = contents.draft(root, name, flat, limit, expect)
+        if history is not None:
+            draft = msgspec.structs.replace(draft, history=history)
         try:
-            return put(root, [contents.draft(root, name, flat, limit, expect)], deadline)[0]
+            return put(root, [draft], deadline)[0]
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)
 
@@ -231,10 +247,37 @@ def held_version(
     return held
 
 
-def pin(root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False) -> Pin:
+def hold_one_version(root: Root, key: str, version: int, options: PinOptions, deadline: float) -> MappedEntry | None:
+    """Returns a version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
+
+    Args:
+        options, deadline: as of `hold_version`.
+    """
+    name = encode_key(key)
+    if is_served(root):  # the present one is all that there is
+        held = hold_version(root, key, name, options, deadline)
+        return held if held is not None and held.record.version == version else None
+    with resource_errors(root.path, key, root):
+        held = hold_version_of(root, name, version, deadline, may_lock=options.mode != "r")
+    if held is not None and held.record.is_mutable:
+        raise mutable_entry(name, held.record.mutable_kind)
+    return held
+
+
+def held_one_version(root: Root, key: str, version: int, options: PinOptions, deadline: float) -> MappedEntry:
+    """Returns a version of a key as `hold_one_version`. Raises VersionGoneError, KeyNotFoundError."""
+    held = hold_one_version(root, key, version, options, deadline)
+    if held is None:
+        raise version_gone(root, encode_key(key), version)
+    return held
+
+
+def pin(
+    root: Root, key: str, options: PinOptions, deadline: float | None = None, *, lazily: bool = False
+) -> HeldVersion:
     """Pins the current version of a key. Arguments and errors as of `held_version`."""
     held = held_version(root, key, options, deadline, lazily=lazily)
-    return Pin(root, key, held.record, held, options)
+    return HeldVersion(root, key, held.record, held, options)
 
 
 def get_many(root: Root, keys: Iterable[str], options: PinOptions, deadline: float, began: float) -> dict[str, Any]:
@@ -413,7 +456,7 @@ class Ref:
 
     __slots__ = ("__weakref__", "_pin", "key", "root", "version")
 
-    def __init__(self, pin: Pin) -> None:
+    def __init__(self, pin: HeldVersion) -> None:
         self._pin = pin
         self.key, self.version, self.root = pin.key, pin.record.version, pin.root.path
 
@@ -478,6 +521,51 @@ def _unknown_option(options: dict[str, Any]) -> TypeError | None:
     return TypeError(f"Ref.get() got an unexpected keyword argument {unknown[0]!r}: it takes {takes}")
 
 
+class Pin:
+    """A pin of a version: it stays readable for everybody as long as this process has the pin. Made by `Store.pin`.
+
+    It is a context manager, and ends with `close`, with this process, or when nothing refers to it any more. It can't
+    be pickled, and a forked child doesn't have it.
+
+    Attributes:
+        key: the key.
+        version: the version of the key that is pinned.
+        root: the folder of the store, as a path.
+    """
+
+    __slots__ = ("__weakref__", "_pin", "_timeout", "_use", "key", "root", "version")
+
+    def __init__(self, root: Root, taken: TakenPin, timeout: float) -> None:
+        self._use, self._pin, self._timeout = use_root(root), taken, timeout
+        self.key, self.version, self.root = taken.row.key.decode(), taken.row.version, root.path
+
+    def close(self) -> None:
+        """Ends the pin; the version goes if it was replaced, and only the pin kept it. May be called again.
+
+        Raises:
+            StoreTimeoutError: another process held the store's mutex. The pin holds still.
+        """
+        if self._pin.file.fd >= 0:  # it is closed in a forked child
+            with resource_errors(self.root, self.key):
+                end_pin(self._use.root, self._pin, deadline_after(self._timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a pin is its process's own: send store.ref({self.key!r}, version={self.version}), or the version, which "
+            "the receiver gets or pins by itself while this pin holds"
+        )
+
+    def __repr__(self) -> str:
+        state = "" if self._pin.file.fd >= 0 else " (closed)"
+        return f"<memstore.Pin {self.key!r} version {self.version} in {self.root}{state}>"
+
+
 _WHERE = {"inline": "in the catalog", "segment": "in its file", "sharded": "in files of ranks", "adopted": "attached"}
 
 
@@ -525,6 +613,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
         leaves=leaves,
         files=files_of(root, record),
         owner=owner_name(root, name),
+        recovered=is_recovered(root, name, record.version),
     )
 
 

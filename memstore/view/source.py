@@ -23,7 +23,7 @@ import xxhash
 from memstore import contents
 from memstore._threads import between_forks
 from memstore.contents import count_read
-from memstore.engine import Absent, Pin, Record, syscalls
+from memstore.engine import Absent, HeldVersion, Record, syscalls
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
 from memstore.errors import CorruptionError
 from memstore.sharding import Offsets, cover, runs
@@ -125,7 +125,7 @@ class PinnedSource(Source):
 
     __slots__ = ("pin",)
 
-    def __init__(self, pin: Pin, memory: Memory) -> None:
+    def __init__(self, pin: HeldVersion, memory: Memory) -> None:
         mapping = None if pin.held is None else pin.held.mapping
         absent = None if pin.held is None else pin.held.absent
         is_on_disk = mapping is not None and (
@@ -146,13 +146,13 @@ class PinnedSource(Source):
         held = None if self.mapping is None or self.absent is not None else pin.map()
         if held is None or held.mapping is None:
             return None
-        return PinnedSource(Pin(pin.root, pin.key, pin.record, held, pin.options), contents.memory_of(held))
+        return PinnedSource(HeldVersion(pin.root, pin.key, pin.record, held, pin.options), contents.memory_of(held))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return receive, (self.pin,)
 
 
-def receive(pin: Pin) -> PinnedSource:
+def receive(pin: HeldVersion) -> PinnedSource:
     """Unpickles a source. Raises VersionGoneError if the version was replaced, and the lease is over."""
     held = pin.held or pin.map()
     if held is None:

@@ -21,7 +21,7 @@ from memstore._compat import disabled_torch_function, make_subclass, throw_on_mu
 from memstore._threads import between_forks
 from memstore._wording import size
 from memstore.contents import CHECKSUM_SIZE, StoredBox, count_read
-from memstore.engine import Absent, Leaf, MappedEntry, Path, Pin, PinOptions, Root, lies_in_mapping
+from memstore.engine import Absent, HeldVersion, Leaf, MappedEntry, Path, PinOptions, Root, lies_in_mapping
 from memstore.errors import CorruptionError, MemstoreError, ReadOnlyError
 from memstore.sharding import Box, local_shape, narrow_to, place
 from memstore.structure import (
@@ -460,7 +460,7 @@ def _view(root: Root, key: str, held: MappedEntry, options: PinOptions, device: 
     wanted = None if device is None else torch.device(device)
     try:
         plan, objects, memory, boxes = contents.locate(root, key, held)
-        source = PinnedSource(Pin(root, key, without_leaves(record), held, options), memory)
+        source = PinnedSource(HeldVersion(root, key, without_leaves(record), held, options), memory)
         place = None if wanted is None or wanted.type == "cpu" else wanted
         sums, loaded = record.checksums if options.verify else None, plan.loaded
 
@@ -600,7 +600,7 @@ def parts_of(root: Root, key: str, held: MappedEntry, options: PinOptions) -> Va
     record = held.record
     try:
         plan, encoded, memory, boxes = contents.locate(root, key, held)
-        source = PinnedSource(Pin(root, key, without_leaves(record), held, options), memory)
+        source = PinnedSource(HeldVersion(root, key, without_leaves(record), held, options), memory)
         tensors: dict[Path, torch.Tensor] = {}
         for i, leaf in enumerate(plan.leaves):
             apart = structure.boxes_of_leaf(plan, boxes, i)

@@ -22,6 +22,7 @@ OUTPUT = REPOSITORY / "build" / "benchmarks"  # untracked: runs of this machine
 DOCS = REPOSITORY / "docs"  # tracked: the run that docs/performance.md shows
 IMAGES = "images/performance"
 RESULTS, DATA, LONG_DATA, PAGE = "results.json", "performance.json", "performance-long.json", "performance.md"
+GOALS_PAGE = "project/goals.md"
 MINUTES, LEAST_MINUTES = 10.0, 0.1
 
 
@@ -150,10 +151,12 @@ def _write(report: Report, folder: Path, *, data: str, plots: str) -> None:
 
 
 def _write_page(reports: list[Report], folder: Path, *, plots: str) -> None:
-    from tests.benchmarks.document import markdown
+    from tests.benchmarks.document import goals, markdown
 
     (folder / PAGE).write_text(markdown(reports[0], plots, *reports[1:]), encoding="utf-8")
-    print(f"wrote {PAGE} in {folder}")
+    (folder / GOALS_PAGE).parent.mkdir(exist_ok=True)
+    (folder / GOALS_PAGE).write_text(goals(reports[0], *reports[1:]), encoding="utf-8")
+    print(f"wrote {PAGE} and {GOALS_PAGE} in {folder}")
 
 
 if __name__ == "__main__":

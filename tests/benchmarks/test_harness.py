@@ -21,7 +21,7 @@ import memstore
 import tests.benchmarks.__main__ as main
 from tests.benchmarks import pages, workloads
 from tests.benchmarks.crowding import crowded
-from tests.benchmarks.document import markdown
+from tests.benchmarks.document import CHOSEN, goals, markdown
 from tests.benchmarks.machine import back_memory
 from tests.benchmarks.measure import Contestant, compare, spread, take_turns
 from tests.benchmarks.peers import same
@@ -147,9 +147,8 @@ def test_a_goal_is_met_or_missed(sense: str, met: bool) -> None:
 def test_the_table_and_the_document_say_what_was_missed_and_who_was_faster() -> None:
     report = _report(Goal("get of a thing", exactly(3e-6), "<=", 2e-6, "s"))
     assert "MISSED" in text(report) and "0 of 1 goals met" in text(report)
-    page = markdown(report, "plots")
-    missed, _, slower = page.partition("## What memstore is slower at")
-    assert "## Goals that were missed\n\n- get of a thing: 3 µs, the goal is at most 2 µs." in missed
+    slower = markdown(report, "plots").partition("## What memstore is slower at")[2]
+    assert "## Goals that were missed\n\n- get of a thing: 3 µs, the goal is at most 2 µs." in goals(report)
     assert "| get of a thing | 3 µs | Peer | 1 µs | 0.333x |" in slower.replace("\N{NO-BREAK SPACE}", " ")
     assert "Not measured: Other, not installed" in slower
 
@@ -169,6 +168,25 @@ def test_who_was_faster_is_told_by_ratios_and_of_the_fastest_way_too() -> None:
         "get | 4 s | Quick | 1 s | 0.25x",
         "get, kept | 2 s | Quick | 1 s | 0.5x",
     ]
+
+
+def test_the_page_opens_with_what_a_reader_chooses_by_and_says_where_memstore_is_slower() -> None:
+    page = markdown(read(main.DOCS / main.DATA), "plots").partition("## What to choose by")[2].partition("## ")[0]
+    for words in CHOSEN.values():
+        assert f"| {words} |" in page
+    assert "| **" in page and page.count(" times as fast as ") == len(CHOSEN)
+
+
+def test_what_is_published_is_what_the_report_says() -> None:
+    reports = [read(main.DOCS / data) for data in (main.DATA, main.LONG_DATA)]
+    published = {
+        main.PAGE: markdown(reports[0], main.IMAGES, *reports[1:]),
+        main.GOALS_PAGE: goals(reports[0], *reports[1:]),
+    }
+    for name, page in published.items():
+        assert (main.DOCS / name).read_text() == page, (
+            "python -m tests.benchmarks --report docs/performance.json --publish"
+        )
 
 
 def test_headings_of_what_is_published_can_be_told_apart() -> None:
@@ -229,7 +247,8 @@ def test_a_run_of_its_own_stands_after_the_first_with_its_date_and_goals() -> No
     other = msgspec.structs.replace(_report(), workloads=[_over_time()], date="2026-02-02", others=0.5)
     page = markdown(_report(), "plots", other)
     first, _, second = page.partition("## Minutes")
-    assert "2026-02-02" in second and "took up to 50%" in second and "1 of 1 met" in second
+    assert "2026-02-02" in second and "took up to 50%" in second
+    assert "1 of 1 met" in goals(_report(), other).partition("2026-02-02")[2]
     assert "2026-02-02" not in first and "took up to" not in first
 
 
@@ -293,6 +312,7 @@ def test_a_run_of_its_own_keeps_the_page_of_the_other(tmp_path: Path, monkeypatc
     for report in (whole, long, whole):
         main.publish(report)
     page = (tmp_path / "performance.md").read_text()
+    assert (tmp_path / "project/goals.md").exists()
     assert "## The small" in page and "## Minutes" in page
     assert sorted(path.name for path in tmp_path.glob("*.json")) == ["performance-long.json", "performance.json"]
     assert [path.name for path in old.parent.iterdir()] == ["long-rate.svg"], "plots that the page shows"

@@ -7,9 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import memstore
+from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segments import segment_path
-from memstore.engine.format.records import FILLING, LIVE, PREPARED, RETIRED
+from memstore.engine.format.records import FILLING, LIVE, PREPARED, RETIRED, Record
 from memstore.engine.sync.primitives import deadline_after
 from tests.inside import root_of
 from tests.leaks import parts_that_wait
@@ -34,7 +35,8 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
                 transaction.counters(),
             )
         )
-        records = [root.catalog.read(key) for key in keys]
+        pins = root.catalog.view(tables.pins_of)
+        records = [*(root.catalog.read(key) for key in keys), *root.catalog.view(kept_records)]
     totals: dict[int, int] = dict.fromkeys((LIVE, RETIRED, FILLING), 0)
     for row in rows.values():
         totals[FILLING if row.state == PREPARED else row.state] += row.nbytes
@@ -51,6 +53,7 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     found += [f"a file of nobody: {name}" for name in sorted(present - expected)]
     found += [f"a missing file: {name}" for name in sorted(expected - present)]
     found += [f"a filling row: {row}" for row in filling]
+    found += [f"a pin: {pin}" for pin in pins]
     found += [f"a retired row: {row}" for row in {*retired} - kept]
     found += [f"a held row: {row}" for row in held if row[1] not in kept]
     found += [f"a row without an entry: {rows[segment]}" for segment in sorted(set(rows) - live - kept)]
@@ -61,6 +64,20 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
     booked = {LIVE: counters.live, RETIRED: counters.retired + counters.held, FILLING: counters.filling}
     found += [f"the counters say {booked}, the rows {totals}"] if booked != totals else []
     return found
+
+
+def kept_records(transaction: Transaction) -> list[Record]:
+    """Those of replaced versions that are kept."""
+    rows = transaction.rows_with(tables.HISTORY, b"", 1 << 20)
+    return [tables.read_version(name, stored)[1] for name, stored in rows]
+
+
+def kept_files(store: memstore.Store) -> set[str]:
+    """The names of the files of replaced versions that are kept."""
+    root = root_of(store)
+    with root.guard:
+        records = root.catalog.view(kept_records)
+    return {os.path.basename(segment_path("", one.segment)) for record in records for one in record.segments}
 
 
 def left_after_gc(store: memstore.Store) -> list[str]:
@@ -98,20 +115,21 @@ def end_leases(store: memstore.Store) -> None:
 
 
 def headers_not_live(store: memstore.Store) -> list[str]:
-    """Segments of entries whose header says otherwise: a repair would lose them."""
+    """Segments of entries whose header says otherwise: a repair would lose them. Of replaced ones it says retired."""
     root = root_of(store)
     found: list[str] = []
+    kept = kept_files(store)
     for name in sorted(os.listdir(root.segments)):
         with open(f"{root.segments}/{name}", "rb") as file:
             head = file.read(128)
-        if b" state=live " not in head:
+        if (b" state=retired " if name in kept else b" state=live ") not in head:
             found.append(f"{name}: {head[8:]!r}")
     return found
 
 
 def headers_unlike_rows(store: memstore.Store) -> list[str]:
     """Segments whose header says that they are live, and whose row doesn't, or the other way round."""
-    root = root_of(store)
+    root, kept = root_of(store), kept_files(store)
     with root.guard:
         rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
     found: list[str] = []
@@ -121,7 +139,8 @@ def headers_unlike_rows(store: memstore.Store) -> list[str]:
             continue  # a sweep removes the file first, and then the row: the next one goes on
         with open(path, "rb") as file:
             head = file.read(128)
-        if (b" state=live " in head) is not (row.state == LIVE):
+        is_live = row.state == LIVE and os.path.basename(path) not in kept
+        if (b" state=live " in head) is not is_live:
             found.append(f"{segment} has the row {row} and the header {head[8:]!r}")
     return found
 

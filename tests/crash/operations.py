@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from typing import cast
 
 import torch
 
@@ -14,7 +15,7 @@ import memstore
 from memstore import contents
 from memstore.engine.protocols.put import put as engine_put
 from memstore.engine.sync.primitives import deadline_after
-from tests.crash.values import INLINE, LARGE, MEDIUM, SMALL, SMALLISH, stamp_at, stamped
+from tests.crash.values import INLINE, LARGE, MEDIUM, SMALL, SMALLISH, stamp_at, stamp_of, stamped
 from tests.huge_pages import ask_at_any_price
 from tests.inside import root_of
 
@@ -96,6 +97,32 @@ class OnDataset(Operation):
         new = None if self.rows_after is None else (self.rows_after, "segment" if self.seals else "dataset")
         assert found in (old, new), f"neither {old} nor {new}, but {found}"
         return "new" if found == new else "old"
+
+
+@dataclass(frozen=True)
+class OnHistory(Operation):
+    """One on the key "a", of which two versions are kept: with the stamps 0 and OLD before it."""
+
+    stamps_after: tuple[int, ...] = (OLD, NEW)
+    may_drop: bool = False  # the replaced version may go before the put is done
+
+    @property
+    def changes(self) -> bool:
+        return True
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        store.delete("a", missing_ok=True)
+        for stamp in (0, OLD):
+            store.put("a", stamped(stamp, self.before["a"]), history=2)
+        store.gc()
+        return {"a": store.version("a")}
+
+    def outcome(self, store: memstore.Store) -> str:
+        versions = store.versions("a") if "a" in store else ()
+        found = tuple(stamp_of(store.get("a", version=version)) for version in versions)
+        before = ((0, OLD), (OLD,)) if self.may_drop else ((0, OLD),)
+        assert found in (*before, self.stamps_after), f"neither the old ones nor the new ones, but {found}"
+        return "new" if found == self.stamps_after else "old"
 
 
 _ROW = ((1024,), torch.int64)
@@ -212,6 +239,17 @@ def _fill_up(store: memstore.Store) -> None:
     store.delete("b")
 
 
+def _pin_and_put(store: memstore.Store) -> memstore.Pin:
+    pin = store.pin("a")
+    store.put("a", stamped(OLD, SMALL))
+    return pin
+
+
+def _fill_up_beside(store: memstore.Store) -> None:
+    """To the brim, so that what is kept has to go."""
+    memstore.open(store.root, capacity=store.stats().live_bytes + (1 << 20)).close()
+
+
 _A = {"a": SMALL}
 _MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
 _CROWD = {f"a{number}": SMALL for number in range(8)}
@@ -251,6 +289,22 @@ OPERATIONS: dict[str, Operation] = {
         _pickle, {"a": SMALL}, {"a": SMALL}, prepare=lambda store: store.ref("a", lease=0.0), new=OLD
     ),
     "gc": Operation(lambda store, _: store.gc(), {"a": LARGE}, {"a": LARGE}, prepare=_retire, new=OLD),
+    "keep-inline": OnHistory(_put("a", INLINE), {"a": INLINE}, {"a": INLINE}),
+    "keep-small": OnHistory(_put("a", SMALL), {"a": SMALL}, {"a": SMALL}),
+    "keep-more": OnHistory(
+        lambda store, _: store.put("a", stamped(NEW, SMALL), history=3),
+        {"a": SMALL},
+        {"a": SMALL},
+        stamps_after=(0, OLD, NEW),
+    ),
+    "keep-one": OnHistory(
+        lambda store, _: store.put("a", stamped(NEW, INLINE), history=1), {"a": SMALL}, _A, stamps_after=(NEW,)
+    ),
+    "keep-no-room": OnHistory(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True),
+    "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
+    "pin": Operation(lambda store, _: store.pin("a"), _A, _A, prepare=lambda store: store.pin("a").close(), new=OLD),
+    "overwrite-pinned": Operation(_put("a", SMALL), _A, _A, prepare=lambda store: store.pin("a")),
+    "end-pin": Operation(lambda _, pin: cast(memstore.Pin, pin).close(), _A, _A, prepare=_pin_and_put, new=OLD),
     "create-dataset": OnDataset(create_dataset, _A, _A, rows_after=[], may_be_done=True),
     "extend-dataset": OnDataset(extend_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD, NEW, NEW]),
     "seal-dataset": OnDataset(seal_dataset, _A, _A, rows_before=[OLD], rows_after=[OLD], seals=True),

@@ -11,6 +11,7 @@ import torch
 
 import memstore
 from memstore.engine.root.folder import FORMAT, decode_settings
+from tests.children import Child, Wire
 from tests.kept.kept import archive, put_parts, sharded_values, unpack, values
 from tests.support.equality import assert_same
 
@@ -116,3 +117,21 @@ def test_a_feature_of_a_later_version_is_refused(scratch: str) -> None:
     path.write_text(path.read_text().replace('"sharded"', '"sharded", "braided"'))
     with pytest.raises(memstore.FormatVersionError, match="has the feature braided, which this version .* upgrade it"):
         memstore.open(scratch)
+
+
+def test_a_reader_of_before_sees_versions_that_are_kept_since(kept: str) -> None:
+    """It has opened a store without the table of these, and may not make one."""
+    with memstore.open(kept, "r") as reader:
+        before = reader.version("inline")
+        assert reader.versions("inline") == (before,)
+        with Child(_put_with_history, kept) as child:
+            after = child.receive()
+        assert reader.versions("inline") == (before, after)
+        assert_same(values()["inline"], reader.get("inline", version=before))
+    with memstore.open(kept) as store:
+        assert store.verify().ok
+
+
+def _put_with_history(wire: Wire, root: str) -> None:
+    with memstore.open(root) as store:
+        wire.send(store.put("inline", 1, history=2))

@@ -15,20 +15,22 @@ SIGNATURES = {
         "allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, secret=None"
     ),
     "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
-    "Store.put": "self, key, value, *, dtype=None, expect_version=None, timeout=None",
+    "Store.put": "self, key, value, *, dtype=None, expect_version=None, history=None, history_bytes=None, timeout=None",
     "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
     "Store.get": (
         "self, key, default=..., *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
-        "strict=True, cast=False, max_age=None, timeout=None"
+        "strict=True, cast=False, max_age=None, version=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
     "Store.keys": "self, prefix='', *, partial=False",
     "Store.delete": "self, key, *, missing_ok=False, expect_version=None, timeout=None",
     "Store.delete_many": "self, keys, *, missing_ok=False, atomic=True, timeout=None",
     "Store.version": "self, key",
+    "Store.versions": "self, key",
     "Store.info": "self, key",
     "Store.wait": "self, key, *, newer_than=0, timeout=None",
-    "Store.ref": "self, key, *, lease=60.0",
+    "Store.ref": "self, key, *, lease=60.0, version=None",
+    "Store.pin": "self, key, *, version=None, timeout=None",
     "Store.stats": "self",
     "Store.gc": "self, *, timeout=None",
     "Store.close": "self",
@@ -40,10 +42,10 @@ SIGNATURES = {
     "Store.tree": "self, prefix=''",
     "Store.verify": "self, keys=None, *, progress=None",
     "Store.attach": "self, key, path, *, format=None, copy=False, expect_version=None, timeout=None",
-    "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, progress=None",
+    "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, version=None, progress=None",
     "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
-    "Store.view": "self, key, *, device=None",
+    "Store.view": "self, key, *, device=None, version=None",
     "Store.put_sharded": (
         "self, key, value, *, attempt=None, rank=None, world_size=None, process_group=None, dtype=None, "
         "expect_version=None, wait=True, lease=600.0, timeout=None"
@@ -107,7 +109,8 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 
 FIELDS = {
-    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"],
+    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"]
+    + ["recovered"],
     "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
     "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [

@@ -61,6 +61,21 @@ class Side:
     def put(self, key: str, named: Named, expected: int | None = None) -> int:
         return self.store.put(key, make(named), expect_version=expected)
 
+    def put_with_history(self, key: str, named: Named, history: int | None) -> int:
+        return self.store.put(key, make(named), history=history)
+
+    def versions(self, key: str) -> tuple[int, ...]:
+        return self.store.versions(key)
+
+    def check_versions(self, replaced: dict[str, list[tuple[Named, int]]]) -> None:
+        """The versions that were replaced and are kept are as they were put."""
+        for key, found in replaced.items():
+            for named, version in found:
+                assert_same(make(named), self.store.get(key, version=version))
+
+    def hold_version(self, number: int, key: str, named: Named, version: int) -> None:
+        self.held[number] = self.store.get(key, version=version), named
+
     def put_many(self, items: dict[str, Named]) -> dict[str, int]:
         return self.store.put_many({key: make(named) for key, named in items.items()})
 

@@ -315,6 +315,16 @@ class CatalogTables:
     def mirrored(self, mirrored: tuple[int, int]) -> None:
         self._put(tables.CLUSTER, tables.MIRRORED, b"".join(map(tables.pack_number, mirrored)))
 
+    @property
+    def early_promise(self) -> tuple[bytes, int]:
+        """A cluster, and the term that was promised to it before this root was a member."""
+        said = tables.read_body(self._transaction, tables.CLUSTER, tables.PROMISED) or bytes(tables.NUMBER_SIZE)
+        return said[tables.NUMBER_SIZE :], int.from_bytes(said[: tables.NUMBER_SIZE], "big")
+
+    @early_promise.setter
+    def early_promise(self, promise: tuple[bytes, int]) -> None:
+        self._put(tables.CLUSTER, tables.PROMISED, tables.pack_number(promise[1]) + promise[0])
+
     def ownership(self, group: bytes) -> Ownership | None:
         return self._read_group(tables.DIRECTORY, group, Ownership)
 

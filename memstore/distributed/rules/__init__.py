@@ -4,7 +4,8 @@ messages   the nouns of a cluster, and what hosts say to each other
 steps      how rules of several steps are written, and what they ask of a host's catalog
 owning     what an owner answers for its groups, calls that are made once or never, and how lent segments are let go
 directory  which member owns a group: grants, denials, the deputies' copies; how it goes to another owner
-roster     who is a member: admission, removal, a new seed
+roster     who is a member: admission and removal
+promotion  deputies, and how another member becomes the seed
 index      the index process: all of these
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
@@ -25,6 +26,7 @@ from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, Lease
 from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
+    EPOCH_BITS,
     KEY_LIMIT,
     LONGEST_NAME,
     LONGEST_WAIT,
@@ -38,6 +40,7 @@ from memstore.distributed.rules.messages import (
     Change,
     ClaimGroups,
     Commit,
+    Committed,
     Departed,
     Done,
     Drain,
@@ -90,6 +93,7 @@ from memstore.distributed.rules.messages import (
     groups_of,
 )
 from memstore.distributed.rules.owning import answer_again, dispose, keep_answer, passing_over, session_of
+from memstore.distributed.rules.promotion import NotPromoted
 from memstore.distributed.rules.reading import (
     is_unsealed,
     look_up,
@@ -99,7 +103,6 @@ from memstore.distributed.rules.reading import (
     wait_any_of,
     wait_there,
 )
-from memstore.distributed.rules.roster import NotPromoted
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
@@ -120,6 +123,7 @@ from memstore.distributed.rules.steps import (
 )
 
 __all__ = [
+    "EPOCH_BITS",
     "Announce",
     "Answer",
     "Ask",
@@ -131,6 +135,7 @@ __all__ = [
     "ClaimGroups",
     "Client",
     "Commit",
+    "Committed",
     "Departed",
     "DeadlinePassed",
     "Done",

@@ -236,6 +236,11 @@ class Client:
         if len(owners) > 1 and standing is not None:
             raise _several(standing, owners)
 
+    def known_grant(self, group: bytes) -> Grant | None:
+        """Returns the grant of that owner."""
+        row = self._owners.get(group)
+        return None if row is None else row.grant
+
     def known_owner(self, group: bytes) -> bytes | None:
         """Returns the member that was the owner when the directory was asked last. It may be another one by now."""
         row = self._owners.get(group)
@@ -403,8 +408,8 @@ class Client:
                 answer = yield from transact(lambda tables: lend(tables, seen.membership, lent))
                 if not isinstance(answer, Done):
                     return answer
-            keeper = seen.standing.member if any(map(is_kept, changes)) else None
-            request = Commit(call, changes, owner.of([change.key for change in changes]), keeper)
+            keys = [change.key for change in changes]
+            request = Commit(call, changes, owner.of(keys), seen.standing.member)
             answer = yield from repeated(member, request, attempt)
         finally:
             # Also if nobody knows what became of the call: the lane's next one has a larger number, and once the owner
@@ -421,7 +426,8 @@ class Client:
             return Failed("StoreTimeoutError", "its time was over before its owner had heard of it")
         if isinstance(answer, Committed):
             attempt.is_sent = True
-            if not (yield from keep(member, _to_keep(changes, owner, answer), seen.now)):
+            rows = _to_keep(changes, owner, answer)
+            if not (yield from keep(member, rows, seen.now, replaced=answer.replaced)):
                 raise unknown(changes[0].key, member, DeadlinePassed("it was removed"))
             attempt.is_sent = False
         return (yield from self.heard(answer, owner))

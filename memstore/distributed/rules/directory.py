@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, is_pending
+from memstore.distributed.rules.recovery import NotRecovered, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -99,7 +99,7 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
         heir = roster.departed_of(row.owner)
         if heir is None or not heir.is_ready:
             return None
-        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first)
+        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first, recovered=roster.epoch)
     return give(tables, roster, group, row.giver, row.grant.after)
 
 
@@ -373,9 +373,12 @@ def give(
     after: int = 0,
     giver: bytes | None = None,
     since: int = 0,
+    recovered: int = 0,
 ) -> Ownership:
-    """Writes a row with a new grant."""
-    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after), giver, since)[0]
+    """Writes a row with a new grant. What was recovered before stays so."""
+    before = tables.ownership(group)
+    recovered = max(recovered, before.grant.recovered if before else 0)
+    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after, recovered), giver, since)[0]
 
 
 def _write(
@@ -390,7 +393,7 @@ def _write(
     """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, like.epoch, like.after), giver, since)
+        Ownership(group, member, Grant(number, like.epoch, like.after, like.recovered), giver, since)
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:
@@ -694,6 +697,8 @@ def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused
         kept = kept_of[group]
         if row is not None and row.owner == standing.member and row.grant.after == kept.of:
             mine.append((row, kept))
+        elif is_outdated(row, kept.of):
+            continue
         elif row is None or row.owner != kept.giver or kept.of <= row.grant.after:  # a late duplicate has brought it
             yield from transact(lambda tables, group=group, kept=kept: _forget(tables, group, kept))
     while mine:

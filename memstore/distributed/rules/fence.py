@@ -31,7 +31,8 @@ from typing import Protocol
 
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import Alive, Answer, AskSilence, Heartbeat, Roster, Silence, Stale, Standing
-from memstore.distributed.rules.roster import FEWEST_LEASED, NotPromoted, promote, propose
+from memstore.distributed.rules.promotion import NotPromoted, promote
+from memstore.distributed.rules.roster import FEWEST_LEASED, propose
 from memstore.distributed.rules.steps import Steps, Tables, send, send_all, transact, view
 
 NEVER = 1 << 62  # nanoseconds

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, recovery, roster, sharded
+from memstore.distributed.rules import directory, draining, fence, owning, promotion, recovery, roster, sharded
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -65,6 +65,7 @@ from memstore.distributed.rules.messages import (
     Resolve,
     Roster,
     Serve,
+    Silence,
     Stale,
     Standing,
     Stay,
@@ -165,6 +166,10 @@ class Index:
         standing = tables.standing()
         if isinstance(request, Meet):
             return self._met(standing, request)
+        if standing is None and isinstance(request, Promise):
+            return promotion.take_promise(tables, None, request)
+        if standing is None and isinstance(request, AskSilence):
+            return Silence(fence.NEVER)
         if standing is None or (self._lease.is_over and isinstance(request, _OfOwner)):
             return Later()
         match request:
@@ -180,7 +185,7 @@ class Index:
                 return owning.list_page(tables, standing, request)
             case Commit():
                 keys = [change.key for change in request.changes]
-                return self._once_noted(tables, keys, owning.commit(tables, standing, request))
+                return self._once_noted(tables, keys, owning.commit(tables, standing, request), request.keeper)
             case Note():
                 return recovery.take_note(tables, request)
             case Keep():
@@ -248,11 +253,11 @@ class Index:
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
-                return roster.take_promise(tables, standing, request)
+                return promotion.take_promise(tables, standing, request)
             case Obey():
-                return roster.take_obey(tables, standing, request)
+                return promotion.take_obey(tables, standing, request)
             case Announce():
-                return roster.announce(tables, standing, request)
+                return promotion.announce(tables, standing, request)
 
     def _met(self, standing: Standing | None, request: Meet) -> Met:
         """Says who this is. A root without a cluster goes where a member of one has found it."""
@@ -261,10 +266,10 @@ class Index:
             self._addresses = [one.address for one in request.roster.members if one.address != self.member.address]
         return Met(self.member, None if standing is None else standing.roster, tuple(self._addresses))
 
-    def _once_noted(self, tables: Tables, keys: Sequence[bytes], answer: Answer) -> Answer:
-        """Returns the answer of a change once those are told who keep what it has replaced."""
+    def _once_noted(self, tables: Tables, keys: Sequence[bytes], answer: Answer, asker: bytes | None = None) -> Answer:
+        """Returns the answer of a change once those are told who keep what it has replaced. It tells `asker` itself."""
         is_made = isinstance(answer, Committed) or (isinstance(answer, Ended) and answer.outcome.version)
-        return Unnoted() if is_made and self.notes.are_due(tables, keys) else answer
+        return Unnoted() if is_made and self.notes.are_due(tables, keys, asker) else answer
 
     def _pin(self, tables: Tables, request: Lookup) -> None:
         now = self._clock()
@@ -353,7 +358,10 @@ class Index:
         versions = yield from view(lambda tables: tables.version)
         term, epoch = (0, 0) if known is None else known.position
         cluster = None if standing is None else standing.roster.cluster
-        promised = 0 if standing is None else standing.promised
+        if standing is not None:
+            promised = standing.promised
+        else:
+            promised = yield from view(lambda tables: roster.early_term(tables, known.cluster if known else b""))
         brings = self._brought if standing is None else 0
         request = Ask(self.member, cluster, term, epoch, versions, promised, brings, self._moved, LONGEST_WAIT)
         if seed is None and not self._addresses:
@@ -517,11 +525,11 @@ class Index:
 
     def appoint(self) -> Steps[None]:
         """Does what a seed does by itself, but for mirrors."""
-        yield from roster.tell_members(self.seed)
+        yield from promotion.tell_members(self.seed)
         if (yield from view(self._is_another)):
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
-        yield from roster.rebuild(self.seed)
-        yield from roster.appoint(self.seed)
+        yield from promotion.rebuild(self.seed)
+        yield from promotion.appoint(self.seed)
 
     def beat(self) -> Steps[None]:
         """Asks the seed whether it is there, and renews this host's lease."""
@@ -551,8 +559,8 @@ class Index:
         return standing is not None and standing.is_seed and standing.roster.member(self.member.id) != self.member
 
     def promote(self, *, forced: bool = False) -> Steps[None]:
-        """Makes this member the seed, because a person says so: see `roster.promote`."""
-        return (yield from roster.promote(self.seed, forced=forced))
+        """Makes this member the seed, because a person says so: see `promotion.promote`."""
+        return (yield from promotion.promote(self.seed, forced=forced))
 
     def pay(self) -> Steps[None]:
         """Ends the sharded puts whose time is over, and tells other hosts what they are owed."""

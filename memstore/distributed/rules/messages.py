@@ -210,11 +210,13 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         number: `term << TERM_BITS`, and a counter of the seed on top. It never repeats.
         epoch: in which it was given. Versions that are assigned under it are above `epoch << EPOCH_BITS`.
         after: the number of the grant whose records its member was handed; 0: the group was new.
+        recovered: versions below `recovered << EPOCH_BITS` were recovered after their owner was removed.
     """
 
     number: Number
     epoch: Number
     after: Number = 0
+    recovered: Number = 0
 
     @property
     def term(self) -> int:
@@ -381,7 +383,12 @@ class List(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Commit(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """Asks for changes. `keeper`: the host that keeps what it puts, once it is answered; None: none does."""
+    """Asks for changes.
+
+    Attributes:
+        keeper: the host that asks. Once it is answered it keeps what it has put, and drops what it has replaced; None:
+            none does.
+    """
 
     call: Call
     changes: Annotated[tuple[Change, ...], Meta(min_length=1, max_length=BATCH_LIMIT)]
@@ -831,9 +838,15 @@ class Listed(msgspec.Struct, frozen=True, array_like=True, tag=68):
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True, tag=69):
-    """New versions; of deletions the old ones, or 0."""
+    """New versions; of deletions the old ones, or 0.
+
+    Attributes:
+        replaced: keys of which the host that has asked may keep older versions, and up to which version it drops them,
+            before it says that the changes were made.
+    """
 
     versions: Annotated[tuple[Number, ...], Meta(max_length=BATCH_LIMIT)]
+    replaced: Annotated[tuple[tuple[Key, Number], ...], Meta(max_length=BATCH_LIMIT)] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=70):
@@ -932,9 +945,9 @@ class Mirrored(msgspec.Struct, frozen=True, array_like=True, tag=85):
 
 
 class Promised(msgspec.Struct, frozen=True, array_like=True, tag=86):
-    """The newest roster that the member has."""
+    """The newest roster that the member has; None: a roster names it, and it hasn't been told of any."""
 
-    roster: Roster
+    roster: Roster | None
 
 
 class Announced(msgspec.Struct, frozen=True, array_like=True, tag=87):

@@ -151,13 +151,13 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         kept.version is None or not is_free or grant.epoch > standing.roster.epoch
     ):  # records may name hosts that are new
         return False
-    page = tables.kept_page(group, ROWS_LIMIT)
+    page, ids = tables.kept_page(group, ROWS_LIMIT), standing.roster.ids
     for key, entry in page:
         tables.forget_kept(key)
         if entry is None:
             tables.put_damaged(key)
             continue
-        if any(place.host not in standing.roster.ids for place in entry.places):
+        if entry.places and any(place.host not in ids for place in entry.places):
             with passing_over(tables, key):  # that host was removed while the group was on its way
                 dispose(tables, standing, entry.places)
             note_change(tables, standing, Change(key, None), 0)
@@ -312,7 +312,10 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     if refused is not None:
         return refused
     keepers = () if request.keeper is None else (request.keeper,)
-    return keep_answer(tables, request.call, strange or apply(tables, standing, request.changes, keepers))
+    answer = strange or apply(tables, standing, request.changes, keepers)
+    if isinstance(answer, Committed) and request.keeper is not None:
+        answer = Committed(answer.versions, tuple(due(tables, keys).get(request.keeper, ())))
+    return keep_answer(tables, request.call, answer)
 
 
 def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:

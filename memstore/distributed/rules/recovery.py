@@ -90,6 +90,7 @@ _LONGEST_WHO = 400  # characters
 
 log = logging.getLogger("memstore")
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
+_SOON = 0.0005  # the same, of an heir, for whom callers wait
 
 
 class NotRecovered(Later, frozen=True, array_like=True, tag=75):
@@ -231,11 +232,16 @@ class Notes:
         self._clock = clock
         self._failing: dict[bytes, int] = {}  # keepers that gave no answer, and since when
 
-    def are_due(self, tables: Tables, keys: Collection[bytes]) -> bool:
-        """Returns whether a change of these keys can't be acknowledged yet."""
+    def are_due(self, tables: Tables, keys: Collection[bytes], asker: bytes | None = None) -> bool:
+        """Returns whether a change of these keys can't be acknowledged yet.
+
+        Args:
+            asker: the host that has asked for it, which is told what it keeps of them by the answer.
+        """
         if not tables.all_unnoted(b"", 1):
             return False
-        return any(self._clock() - self._failing.get(host, self._clock()) < NOTE_SILENT for host in due(tables, keys))
+        hosts, now = due(tables, keys).keys() - {asker}, self._clock()
+        return any(now - self._failing.get(host, now) < NOTE_SILENT for host in hosts)
 
     def run(self) -> Steps[bool]:
         """Tells keepers what they haven't been told. Returns whether some is left: one gave no answer."""
@@ -287,13 +293,17 @@ def _drop_strays(tables: Tables, keys: Sequence[bytes]) -> None:
 
 def take_note(tables: Tables, request: Note) -> Answer:
     """Drops what is replaced, and marks it for who has not written a row of it yet."""
-    for key, upto in request.rows:
+    _drop_replaced(tables, request.rows)
+    return Done()
+
+
+def _drop_replaced(tables: Tables, rows: Sequence[tuple[bytes, int]]) -> None:
+    for key, upto in rows:
         backup = tables.backup(key)
         if backup is not None and backup.version <= upto:
             tables.drop_backup(key)
         if tables.void(key)[0] < upto:
             tables.put_void(key, upto)
-    return Done()
 
 
 class ToKeep(msgspec.Struct):
@@ -311,15 +321,22 @@ class ToKeep(msgspec.Struct):
     place: Place | None = None
 
 
-def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = None) -> Steps[bool]:
+def keep(
+    owner: Member,
+    rows: Sequence[ToKeep],
+    began: int,
+    tries: int | None = None,
+    replaced: Sequence[tuple[bytes, int]] = (),
+) -> Steps[bool]:
     """Writes rows of what the owner has acknowledged, before the put returns. False: the owner was removed before.
 
     Args:
+        replaced: keys of which this host keeps nothing up to a version any more, as the owner's answer says.
         began: a time on this host's clock, before the owner was asked.
         tries: how often it asks; None: until it is answered.
     """
     left, member = list(rows), b""
-    while left and tries != 0:
+    while (left or replaced) and tries != 0:
         tries = None if tries is None else tries - 1
         asked = [row for row in left if row.backup is None]
         if asked:
@@ -335,7 +352,7 @@ def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = 
             elif isinstance(answer, NotOwner | Refused):
                 left.remove(row)
         if all(row.backup is not None for row in left):
-            written = yield from transact(lambda tables, at=began: _write_backups(tables, owner, left, at))
+            written = yield from transact(lambda tables, at=began: _write_backups(tables, owner, left, at, replaced))
             if written is None:
                 for row in left:
                     row.backup = None
@@ -347,11 +364,14 @@ def keep(owner: Member, rows: Sequence[ToKeep], began: int, tries: int | None = 
     return True
 
 
-def _write_backups(tables: Tables, owner: Member, rows: Sequence[ToKeep], began: int) -> bool | None:
+def _write_backups(
+    tables: Tables, owner: Member, rows: Sequence[ToKeep], began: int, replaced: Sequence[tuple[bytes, int]]
+) -> bool | None:
     """None: it took too long since the owner was asked: a note that came meanwhile may be forgotten."""
     if owner.id not in own_standing(tables).roster.ids:
         return False
-    if not 0 <= tables.now() - began <= WINDOW:
+    _drop_replaced(tables, replaced)
+    if rows and not 0 <= tables.now() - began <= WINDOW:
         return None
     for row in rows:
         known = tables.backup(row.key)
@@ -395,6 +415,15 @@ def drop_named(tables: Tables, key: bytes, place: object) -> None:
         tables.drop_backup(key)
 
 
+def is_outdated(row: Ownership | None, number: int) -> bool:
+    """Returns whether a row of the directory is older than a grant that is known here.
+
+    A seed says so that was replaced, and doesn't know it: this host itself, perhaps. That nobody owns a group isn't
+    said by such a one.
+    """
+    return row is not None and row.grant.number < number
+
+
 def drop_stale() -> Steps[bool]:
     """Drops what this host keeps of groups that were handed over since, or are its own, or nobody's.
 
@@ -412,6 +441,8 @@ def drop_stale() -> Steps[bool]:
         stale: list[tuple[bytes, Backup]] = []
         for key, backup in page:
             row = row_of[group_of(key)]
+            if is_outdated(row, backup.number):
+                continue
             if row is None or row.owner == standing.member or backup.number < row.first:
                 stale.append((key, backup))
         if stale:
@@ -528,7 +559,7 @@ class Recovery:
                     yield from transact(
                         lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some)
                     )
-                    yield from pause(_BETWEEN)
+                    yield from pause(_SOON)
                 if answer.after:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))

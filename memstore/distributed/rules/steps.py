@@ -238,6 +238,10 @@ class Tables(AttemptRows, Protocol):
     # the cluster
     def standing(self) -> Standing | None: ...
     def put_standing(self, standing: Standing) -> None: ...
+    @property
+    def early_promise(self) -> tuple[bytes, int]: ...  # a cluster, and the term promised to it before it was a member
+    @early_promise.setter
+    def early_promise(self, promise: tuple[bytes, int]) -> None: ...
     def membership(self) -> int: ...  # a number that changes when this host begins or ends to own, or a group leaves it
 
     # what this host owns, and what is on its way from it or to it

@@ -624,6 +624,7 @@ class Duties:
 
     def _note(self) -> float:
         is_left = self._driver.run(self._index.note())
+        self._owes.set()  # bytes of a host that was to be told first
         self._noted()
         return _HANDS if is_left else _IDLE
 

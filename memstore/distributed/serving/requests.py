@@ -25,6 +25,7 @@ from memstore.distributed.rules import (
     BringGroups,
     ClaimGroups,
     Commit,
+    Committed,
     Done,
     Drain,
     Entry,
@@ -506,6 +507,8 @@ class Answers:
             self._waits.look_again()
             if isinstance(answer, Unnoted):
                 self._duties.note_soon()
+            elif isinstance(answer, Committed) and answer.replaced and has_owed:
+                self._duties.note_soon()  # it has dropped what it keeps by itself, but its bytes stay until it is told
             if has_owed:
                 self._duties.pay_soon()
             if isinstance(request, _OF_ROSTER):

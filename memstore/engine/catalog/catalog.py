@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 import lmdb
 
 from memstore.engine.catalog.environment import STEP, Environment, count_free, located, reader_of_the_past
-from memstore.engine.catalog.tables import SERVED, UNSERVED, Counters, Transaction
+from memstore.engine.catalog.tables import OPTIONAL, SERVED, UNSERVED, Counters, Transaction
 from memstore.engine.format.records import Record, decode_record
 from memstore.errors import CorruptionError, StoreFullError
 
@@ -177,6 +177,16 @@ class Catalog:
         with contextlib.suppress(lmdb.Error):  # a failed commit has ended it
             self._writing.abort()
         self._writing = None
+
+    # --- the tables that a later version has added --------------------------------------------------------------------
+
+    def open_optional(self) -> None:
+        """Opens tables that others have made since this process opened the store to read: it may not make them."""
+        environment = self._environment
+        if OPTIONAL[-1] in environment.tables:
+            return
+        with self.guard:
+            environment.open_optional()
 
     # --- the tables of a store that is served -------------------------------------------------------------------------
 

@@ -106,9 +106,7 @@ class Environment:
             )
             self.page_size = self.handle.stat()["psize"]
             self.tables = {name: self.handle.open_db(name.encode(), create=self._writable) for name in tables.NAMES}
-            for name in tables.OPTIONAL:
-                with contextlib.suppress(lmdb.NotFoundError):  # who may not write can't create it
-                    self.tables[name] = self.handle.open_db(name.encode(), create=self._writable)
+            self.open_optional()
             self.open_served()
             self._check_identity(os.stat(self.path))
             if self._writable:
@@ -121,6 +119,13 @@ class Environment:
             if isinstance(error, lmdb.Error):
                 raise self.translated(error) from error
             raise
+
+    def open_optional(self) -> None:
+        """Opens the tables that later versions have added. Under the store's mutex, unless it only reads."""
+        for name in tables.OPTIONAL:
+            if name not in self.tables:
+                with contextlib.suppress(lmdb.NotFoundError):  # who may not write can't create it
+                    self.tables[name] = self.opened().open_db(name.encode(), create=self._writable)
 
     def open_served(self) -> None:
         """Opens the tables of a store that is served, if they are there. Under the store's mutex, as any opening."""

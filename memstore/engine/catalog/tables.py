@@ -13,11 +13,17 @@ its boot: one of another boot is over.
     contents   the same: what a part says of the value, which may be megabytes
     outcomes   blake2b-128 of the key | blake2b-128 of the attempt's name
 
+Of keys with a history, and of pins (`protocols/history.py`). Their names begin with a digest, as above.
+
+    history    blake2b-128 of the key | version (8 bytes) | bytes that it takes (8) -> key and record: a version that
+               was replaced, and stays readable
+    pins       blake2b-128 of the key | version (8 bytes) | number of the pin (8) -> key, and who holds the pin
+
 Of a store that is served to other hosts, as far as the engine has to know them: what they say beyond this is opaque
 here, see memstore/distributed/catalog. A segment that a row of `lent` or `copies` names is live, as one that an entry
 names. A group is the text of a key before its first "/", which may be empty; its row's key is "=" and the group.
 
-    cluster    "cluster" -> who the members are, and where this host stands among them; "granted", "mirrored"
+    cluster    "cluster" -> the members, and where this host stands among them; "granted", "mirrored", "promised"
     sessions   session (8 bytes) -> nothing
     calls      session | lane (1 byte) -> the last call of the lane, with its answer
     owed       host (16 bytes) | put id (8) -> segment (8): nobody needs it any more, and its host is to be told
@@ -69,7 +75,7 @@ from memstore.errors import CorruptionError
 
 # Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
 # that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
-OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes")
+OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins")
 # Those of SERVED come when the store is first served to other hosts, and most stores never get them.
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
@@ -310,6 +316,18 @@ class Transaction(msgspec.Struct, eq=False):
             while more and len(found) < limit and bytes(cursor.key()).startswith(prefix):
                 if bytes(cursor.key()) != after:
                     found.append((bytes(cursor.key()), bytes(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def names_with(self, table: str, prefix: bytes, limit: int) -> list[bytes]:
+        """Returns up to `limit` keys of an optional table that start with `prefix`, in order. Reads no values."""
+        found: list[bytes] = []
+        if table not in self._tables:
+            return found
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            more = cursor.set_range(prefix) if prefix else cursor.first()
+            while more and len(found) < limit and bytes(cursor.key()).startswith(prefix):
+                found.append(bytes(cursor.key()))
                 more = cursor.next()
         return found
 
@@ -593,13 +611,132 @@ def _name_digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=_NAME_DIGEST).digest()
 
 
+# --- versions that were replaced, and stay readable ------------------------------------------------------------------
+
+
+HISTORY, PINS = "history", "pins"
+_MOST_VERSIONS = 1 << 20
+
+
+class KeptVersion(NamedTuple):
+    """The name of a replaced version's row, and what it says: the version, and the bytes that this takes."""
+
+    name: bytes
+    version: int
+    nbytes: int
+
+
+class _KeptRecord(msgspec.Struct, frozen=True, array_like=True):
+    key: bytes
+    record: bytes  # as in `entries`
+
+
+_decode_kept_record = msgspec.msgpack.Decoder(_KeptRecord).decode
+
+
+def put_version(transaction: Transaction, key: bytes, record: Record) -> None:
+    name = _name_of_version(key, record)
+    row = _encode(_KeptRecord(key, bytes(encode_record(key, record))))
+    transaction.put_row(HISTORY, name, with_checksum(name, row))
+
+
+def kept_versions(transaction: Transaction, key: bytes | None = None) -> list[KeptVersion]:
+    """Returns the replaced versions of a key that are kept, the oldest first; or those of all keys, by key."""
+    prefix = b"" if key is None else _name_digest(key)
+    return [_version_of(name) for name in transaction.names_with(HISTORY, prefix, _MOST_ROWS)]
+
+
+def kept_record(transaction: Transaction, key: bytes, version: int) -> Record | None:
+    """Returns the record of a replaced version that is kept. Raises CorruptionError."""
+    for name, stored in transaction.rows_with(HISTORY, _name_digest(key) + pack_number(version), 1):
+        return read_version(name, stored)[1]
+    return None
+
+
+def read_version(name: bytes, stored: bytes) -> tuple[bytes, Record]:
+    """Returns key and record of a row. Raises CorruptionError unless it is what was written under that name."""
+    try:
+        row = _decode_kept_record(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's replaced versions can't be read: {error}") from None
+    record = decode_record(row.key, row.record)
+    if name != _name_of_version(row.key, record):
+        raise CorruptionError("a row of the catalog's replaced versions stands under another's name")
+    return row.key, record
+
+
+def is_of_history(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
+    """Returns whether a replaced version that is kept names a segment. Raises CorruptionError."""
+    for kept in kept_versions(transaction, row.key):
+        record = kept_record(transaction, row.key, kept.version)
+        if record is not None and any((one.segment, one.put_id) == (segment, row.put_id) for one in record.segments):
+            return True
+    return False
+
+
+class PinRow(msgspec.Struct, frozen=True, array_like=True):
+    """A pin of a version, as its row says it. The number, which the row's name has too, is that of a byte to lock."""
+
+    key: bytes
+    version: int
+    number: int
+    pid: int
+
+
+_decode_pin = msgspec.msgpack.Decoder(PinRow).decode
+
+
+def put_pin(transaction: Transaction, pin: PinRow) -> None:
+    name = _name_of_pin(pin)
+    transaction.put_row(PINS, name, with_checksum(name, _encode(pin)))
+
+
+def delete_pin(transaction: Transaction, pin: PinRow) -> None:
+    transaction.delete_row(PINS, _name_of_pin(pin))
+
+
+def pins_of(transaction: Transaction, key: bytes | None = None) -> list[PinRow]:
+    """Returns the pins of a key, or all, whether their processes live or not. A verify reports damaged rows."""
+    found: list[PinRow] = []
+    for name, stored in transaction.rows_with(PINS, b"" if key is None else _name_digest(key), _MOST_ROWS):
+        with contextlib.suppress(CorruptionError):
+            found.append(read_pin(name, stored))
+    return found
+
+
+def read_pin(name: bytes, stored: bytes) -> PinRow:
+    """Raises CorruptionError unless it is what was written under that name."""
+    try:
+        pin = _decode_pin(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's pins can't be read: {error}") from None
+    if name != _name_of_pin(pin):
+        raise CorruptionError("a row of the catalog's pins stands under another's name")
+    return pin
+
+
+def _name_of_pin(pin: PinRow) -> bytes:
+    return _name_digest(pin.key) + pack_number(pin.version) + pack_number(pin.number)
+
+
+def _name_of_version(key: bytes, record: Record) -> bytes:
+    return _name_digest(key) + pack_number(record.version) + pack_number(record.held_bytes)
+
+
+def _version_of(name: bytes) -> KeptVersion:
+    if len(name) != _NAME_DIGEST + 2 * NUMBER_SIZE:
+        raise CorruptionError(f"a row of table {HISTORY!r} in the catalog has a key of {len(name)} bytes")
+    version, nbytes = name[_NAME_DIGEST:-NUMBER_SIZE], name[-NUMBER_SIZE:]
+    return KeptVersion(name, int.from_bytes(version, "big"), int.from_bytes(nbytes, "big"))
+
+
 # --- a store that is served to other hosts ---------------------------------------------------------------------------
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
 BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST = SERVED[12:]
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
-MEMBERS, GRANTED, MIRRORED = b"cluster", b"granted", b"mirrored"  # the keys of the rows of `cluster`
+MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`
 _HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes
 
 

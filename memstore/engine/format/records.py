@@ -55,6 +55,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     `hosts` is None where all bytes are on this host. Else it names the member of the cluster where each segment of
     `parts` lies, or the external files do; a value in a single segment stands in `parts` then too, and keeps its
     `start`, which is 0 for a sharded one.
+
+    `history` is None where a version that is replaced goes at once. Else it says how many of the last versions stay
+    readable, with the present one, and how many bytes the replaced ones may take (0: any): see `protocols/history.py`.
     """
 
     version: int
@@ -73,6 +76,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     parts: bytes | None = None  # the segments that hold the parts of a sharded value: `encode_extents`
     boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/parts.py
     hosts: tuple[bytes, ...] | None = None
+    history: tuple[int, int] | None = None
 
     @property
     def kind(self) -> Kind:
@@ -100,6 +104,11 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         if self.segment:
             return (SegmentExtent(self.segment, self.put_id, self.size, self.start),)
         return () if self.parts is None else decode_segments(self.parts, of_one_host=self.hosts is None)
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that the version takes: of its files, or else of its row. External files count for nothing."""
+        return sum(one.size for one in self.segments) or len(self.inline or b"") + len(self.objects)
 
     def here(self, member: bytes) -> tuple[SegmentExtent, ...]:
         """Returns the segments that lie on this host, whose id in its cluster is `member`."""
@@ -166,7 +175,8 @@ def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> 
 
 # What a catalog has in place of a record that was damaged on the host that owned the key before. No checksum.
 DAMAGED_BEFORE = b"damaged"
-_SIXTEEN, _FIFTEEN = b"\xdc\x00\x10", b"\x9f"  # msgpack's heads of arrays of that length
+# msgpack's heads of arrays of that length: of records without their last two fields, without the last one, and whole
+_FIFTEEN, _SIXTEEN, _SEVENTEEN = b"\x9f", b"\xdc\x00\x10", b"\xdc\x00\x11"
 
 
 def _hash(key: bytes, body: bytes | memoryview) -> bytes:
@@ -181,22 +191,24 @@ def _hash(key: bytes, body: bytes | memoryview) -> bytes:
 def encode_record(key: bytes, record: Record) -> bytes | bytearray:
     """Encodes a record for its row.
 
-    Without `hosts` it is what a store writes that was never served, byte for byte: an array without its last field. A
-    record with a large value is put together in place: each copy of 64 KiB is a tenth of its put.
+    Without `history`, and without `hosts`, it is what a store writes that never had either, byte for byte: an array
+    without its last fields. A record with a large value is put together in place: each copy of 64 KiB is a tenth of
+    its put.
     """
+    head, without = _SEVENTEEN, 0
+    if record.history is None:
+        head, without = (_FIFTEEN, 2) if record.hosts is None else (_SIXTEEN, 1)
     if record.inline is None or len(record.inline) < LARGE_ROW:
         body = _encode(record)
-        if record.hosts is None:
-            body = _FIFTEEN + body[len(_SIXTEEN) : -1]
+        if without:
+            body = head + body[len(_SEVENTEEN) : -without]
         return _digest(key + body) + body
     row = bytearray(_CHECKSUM)
-    if record.hosts is None:
-        start = _CHECKSUM + len(_FIFTEEN) - len(_SIXTEEN)  # the longer head begins where the checksum comes
-        _encode_into(record, row, start)
-        row[_CHECKSUM : _CHECKSUM + len(_FIFTEEN)] = _FIFTEEN
-        del row[-1:]
-    else:
-        _encode_into(record, row, _CHECKSUM)
+    start = _CHECKSUM + len(head) - len(_SEVENTEEN)  # the longer head begins where the checksum comes
+    _encode_into(record, row, start)
+    row[_CHECKSUM : _CHECKSUM + len(head)] = head
+    if without:
+        del row[-without:]
     row[:_CHECKSUM] = _hash(key, memoryview(row)[_CHECKSUM:])
     return row
 
@@ -243,7 +255,7 @@ class Replaced(NamedTuple):
     Attributes:
         segments: those that it had; with `record`, ask that.
         mutable: what kind it was, if it was mutable.
-        record: if it names other hosts.
+        record: if it names other hosts, or has a history.
     """
 
     segments: tuple[int, ...]
@@ -258,12 +270,12 @@ def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
         raise _wrong_checksum(key, stored)
     try:
         head = _decode_head(body)
-        if head.segment:
-            description = _decode_long_head(body).description
-            return Replaced((head.segment,), decode_mutable(description).kind if is_mutable(description) else None)
         if body[0] == _SIXTEEN[0]:
             record = _decode_record(body)
             return Replaced((), record.mutable_kind if record.is_mutable else None, record)
+        if head.segment:
+            description = _decode_long_head(body).description
+            return Replaced((head.segment,), decode_mutable(description).kind if is_mutable(description) else None)
         segments = tuple(extent.segment for extent in _decode_record(body).segments) if head.size else ()
         return Replaced(segments, None)
     except UNDECODABLE as error:

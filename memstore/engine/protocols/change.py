@@ -15,7 +15,7 @@ from memstore._wording import conflict, no_key
 from memstore.engine.files.segments import SealedSegment
 from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record
 from memstore.engine.root import folder
-from memstore.engine.root.folder import CLUSTER, MUTABLE, SHARDED, Feature
+from memstore.engine.root.folder import CLUSTER, HISTORY, MUTABLE, SHARDED, Feature
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
@@ -51,6 +51,7 @@ class Change(msgspec.Struct, frozen=True):
         version: the new version; None: the next one of the store. A given one must be newer than the key's, and those
             of a batch must follow one another: by that a repair knows that it has all files of the batch.
         seals: the put id of the mutable entry that the key must have; 0: it must have none.
+        history: as of `Record`, from this version on; None: as the key has it.
     """
 
     key: bytes
@@ -60,6 +61,7 @@ class Change(msgspec.Struct, frozen=True):
     segments: tuple[SealedSegment, ...] = ()
     version: int | None = None
     seals: int = 0
+    history: tuple[int, int] | None = None
 
 
 class MembershipChanged(Refusal):
@@ -168,6 +170,11 @@ def need_mutable(root: Root, deadline: float) -> None:
     """
     root.storage.check_writable()
     _need(root, MUTABLE, deadline)
+
+
+def need_history(root: Root, deadline: float) -> None:
+    """Lets the store keep versions that were replaced. Raises CrossHostError if other hosts use it, or may come to."""
+    _need(root, HISTORY, deadline)
 
 
 def need_cluster(root: Root, deadline: float) -> None:

@@ -78,6 +78,7 @@ from memstore.engine.protocols.change import (
     record_of,
 )
 from memstore.engine.protocols.elsewhere import elsewhere_of
+from memstore.engine.protocols.history import drop_oldest, keep_replaced, with_history
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
     ReplacedFile,
@@ -116,7 +117,7 @@ class Draft(msgspec.Struct, frozen=True):
         header: of the segment that is to hold the data; None: the content says all, and no segment is needed.
         fill: with a header: writes the data into the memory that it is given, and returns the checksums for the record,
             or None if the store has none.
-        seals: as in `Change`.
+        seals, history: as in `Change`.
         size: of the file, which is a new one then; 0: the data may have one that is kept for reuse.
     """
 
@@ -127,6 +128,7 @@ class Draft(msgspec.Struct, frozen=True):
     fill: Callable[[WritableMemory], bytes | None] | None = None
     seals: int = 0
     size: int = 0
+    history: tuple[int, int] | None = None
 
 
 def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -155,6 +157,8 @@ def retry_after_sweep(
 ) -> Result:
     """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
 
+    If there is still none, and versions are kept that were replaced, the oldest of these go, some at a time.
+
     Args:
         key: what errors name, if the change is of a single key.
 
@@ -169,8 +173,14 @@ def retry_after_sweep(
             with resource_errors(root.path, key, root):
                 raise
     with resource_errors(root.path, key, root):
-        sweep_all(root, deadline)  # it may find nothing, where another process has swept since: try again all the same
-        return make(root, change, deadline)
+        while True:
+            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
+            try:
+                return make(root, change, deadline)
+            except OSError as error:  # replaced versions that are kept go before a put fails
+                needed = error.needed if isinstance(error, StoreFullError) else None
+                if not is_full(error) or not drop_oldest(root, needed or 0, deadline):
+                    raise
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -186,7 +196,8 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
             if draft.header is None:
-                changes.append(Change(draft.key, draft.content, draft.expect, seals=draft.seals))
+                change = Change(draft.key, draft.content, draft.expect, seals=draft.seals, history=draft.history)
+                changes.append(change)
             else:
                 changes.append(fill_segment(root, draft, writers, deadline))
         # 4. Commit, of all keys at one moment; and 5. what follows.
@@ -212,7 +223,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
-        return Change(draft.key, content, draft.expect, seals=draft.seals)
+        return Change(draft.key, content, draft.expect, seals=draft.seals, history=draft.history)
     assert draft.fill is not None, "a header, and nothing that fills its segment"
 
     # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
@@ -232,7 +243,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
 
     if checksums is not None:
         content = msgspec.structs.replace(content, checksums=checksums)
-    return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals)
+    return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history)
 
 
 def fill_and_publish(
@@ -395,7 +406,8 @@ def commit(
     """
     first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
     content, is_alone = first.content, len(changes) == 1 and publication is None
-    goes_over_any = is_alone and first.expect is None and first.version is None and not first.seals
+    goes_over_any = is_alone and first.expect is None and first.version is None and first.history is None
+    goes_over_any = goes_over_any and not first.seals
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
     if goes_over_any and content is not None and content.inline is not None:
         bells = {bell(first.key)}
@@ -475,16 +487,22 @@ def _commit_inline_locked(
         counters.version += 1
         counters.number += 1
         counters.publications += 1
-        replaced = transaction.replace_record(key, record_of(content, (), counters.version, counters.number))
+        record = record_of(content, (), counters.version, counters.number)
+        replaced = transaction.replace_record(key, record)
         if replaced.mutable is not None:
             raise mutable_entry(key, replaced.mutable)
-        segments = replaced.segments
-        if replaced.record is not None:
-            segments = owe_what_lies_elsewhere(root, transaction, replaced.record)
+        segments = marked = replaced.segments
+        old = replaced.record
+        if old is not None and old.history is not None:
+            kept = keep_replaced(root, transaction, key, old, old.history)
+            transaction.put_record(key, with_history(record, old.history, kept))
+            segments, marked = kept.gone, [extent.segment for extent in old.segments]
+        elif old is not None:
+            segments = marked = owe_what_lies_elsewhere(root, transaction, old)
         for segment in segments:
             replace_segment(transaction, counters, segment)
         transaction.put_counters(counters)
-        return Committed([counters.version], counters, segments)
+        return Committed([counters.version], counters, marked)
 
     done = root.catalog.update(apply, most=MOST_FOR_VALUES if inline is not None and len(inline) > SMALL else None)
     if done.retired:
@@ -529,6 +547,12 @@ def _write_changes(
     retired: list[int] = []
     gone: list[int] = []
     for change, old, version in zip(changes, found, versions, strict=True):
+        history = change.history
+        if old is not None and old.history is not None and history is None and change.content is not None:
+            history = old.history
+        kept = None
+        if old is not None and (history is not None or old.history is not None):
+            kept = keep_replaced(root, transaction, change.key, old, history)
         if change.content is not None:
             for segment in change.segments:
                 transaction.put_segment(segment.segment, SegmentRow(change.key, segment.put_id, LIVE, segment.size))
@@ -538,6 +562,8 @@ def _write_changes(
             if not change.segments:
                 counters.number += 1
             record = record_of(change.content, change.segments, version, counters.number)
+            if history is not None:
+                record = with_history(record, history, kept)
             transaction.put_record(change.key, record)
         elif old is not None:
             transaction.delete_record(change.key)
@@ -545,14 +571,18 @@ def _write_changes(
                 gone += [extent.segment for extent in old.segments if old.hosts is None]
         if old is None:
             continue
-        if old.segment:
-            replaced: Sequence[int] = (old.segment,)
+        if kept is not None:
+            replaced: Sequence[int] = kept.gone
+            retired += [extent.segment for extent in old.segments]
+        elif old.segment:
+            replaced = (old.segment,)
         elif old.hosts is not None:
             replaced = owe_what_lies_elsewhere(root, transaction, old)
         else:
             replaced = [extent.segment for extent in old.segments]
         for number in replaced:  # one file can be kept, and no more
-            if not replace_segment(transaction, counters, number, kept_file if len(replaced) == 1 else None):
+            is_kept = replace_segment(transaction, counters, number, kept_file if len(replaced) == 1 else None)
+            if not is_kept and kept is None:
                 retired.append(number)
     if retired:
         root.storage.retire(transaction, retired)

@@ -19,6 +19,7 @@ their writers had died. Three things tell, before anything is changed:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -71,6 +72,8 @@ def after_death(root: Root) -> None:
         if behind:
             _unclaim(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
+        if behind:  # of versions that were replaced, and are kept, headers say the same
+            retired += kept_segments(transaction)
         filling = transaction.numbers("filling", _MOST)
         if page.notes.batch or page.is_new:  # a new page has lost the note
             parts = [part for part in tables.parts_of(transaction) if not part.host]
@@ -93,6 +96,15 @@ def after_death(root: Root) -> None:
         log.debug("%s: recovered after a process died while it held the store's mutex", root.path)
     elif not page.is_new:  # nobody has changed anything under a new one
         log.debug("%s: recovered after a call failed while it held the store's mutex", root.path)
+
+
+def kept_segments(transaction: Transaction) -> list[int]:
+    """Returns the segments of all versions that were replaced and are kept. A damaged row is reported by a verify."""
+    found: list[int] = []
+    for name, stored in transaction.rows_with(tables.HISTORY, b"", _MOST):
+        with contextlib.suppress(CorruptionError):
+            found += [extent.segment for extent in tables.read_version(name, stored)[1].segments]
+    return found
 
 
 def _unclaim(root: Root, transaction: Transaction, counters: Counters) -> None:

@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from memstore.engine import syscalls
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
-from memstore.engine.format.records import FILLING, RETIRED, SegmentExtent, SegmentRow
+from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent, SegmentRow
 from memstore.engine.root.roots import KeptFile, Root
 from memstore.engine.root.storage import RetiredRow, largest_for
 from memstore.engine.sync.primitives import boot_clock
@@ -108,6 +108,15 @@ def retire(transaction: Transaction, counters: Counters, segment: int, size: int
     counters.sequence += 1
     counters.retired += size
     transaction.put_retired(size, counters.sequence, segment)
+
+
+def retire_live(transaction: Transaction, counters: Counters, segment: int) -> None:
+    """Retires the segment of a version that nothing names any more."""
+    row = transaction.segment(segment)
+    if row is not None and row.state == LIVE:
+        counters.live -= row.nbytes
+        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
+        retire(transaction, counters, segment, row.nbytes)
 
 
 def begin_filling(

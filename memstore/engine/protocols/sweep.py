@@ -29,6 +29,7 @@ from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.files.segments import erase_put_id, segment_path
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
+from memstore.engine.protocols.history import end_dead_pins
 from memstore.engine.protocols.recovery import check_header, mark_retired
 from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
 from memstore.engine.root.roots import Root
@@ -72,6 +73,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
     if keep == 0:
         drop_copies(root, deadline)
     end_expired(root, deadline)
+    end_dead_pins(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.sweeps.looked_for_dead, root.sweeps.last_filling = 0.0, 0

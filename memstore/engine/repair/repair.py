@@ -12,7 +12,7 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
    can be repaired again; what was set aside is then missing, and so lost, as it was.
 7. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
-The new catalog has rows in the tables entries, segments and counters, and in those of a store that was served
+The new catalog has rows in the tables entries, history, segments and counters, and in those of a store that was served
 (`Membership`): nothing is being filled, kept for reuse or leased any more, and no attempt waits for parts. Tables of
 later versions are dropped on purpose, since nobody here can tell whether their rows are right; segments that only those
 name are files without an entry.
@@ -21,9 +21,11 @@ Versions and numbers go on 2**32 above all that was seen.
 
 The rules of the choice: A sound catalog is the truth. Of a damaged one, each row that fits its checksum counts, and
 files that say live stand for keys whose rows are gone, the highest version of each. What a killed writer, or a crash of
-the host, left half published doesn't count, unless a row confirms it. A catalog that is whole, and older than its files
-(see `protocols/recovery.py`), counts as a damaged one; there a header that says retired is believed. A sharded entry
-has several segments, and is kept, or made of their headers (`merged`), only if all of them are there. Parts that waited
+the host, left half published doesn't count, unless a row confirms it. Replaced versions that are kept stay beside the
+present one, if rows have them; their headers say retired, so they never come in its place. A catalog that is whole, and
+older than its files (see `protocols/recovery.py`), counts as a damaged one; there a header that says retired is
+believed. A sharded entry has several segments, and is kept, or made of their headers (`merged`), only if all of them
+are there. Parts that waited
 for others are none: nobody is left who would bring these.
 
 Of a store that is served as a member of a cluster, rows that name segments for other hosts count as records do: what is
@@ -70,6 +72,7 @@ from memstore.engine.format.records import (
     SegmentRow,
     encode_extents,
 )
+from memstore.engine.protocols.history import count_within
 from memstore.engine.repair.salvage import (
     MergeFound,
     OldCatalog,
@@ -129,7 +132,10 @@ def repair_store(
         # again: it finds mended headers whole, and what was set aside missing, and so lost, as it was.
         for record in choice.entries.values():
             for extent in choice.here(record):
-                _mark_live(choice, record, extent, settings)
+                _mark(choice, record, extent, settings)
+        for record in choice.replaced.values():
+            for extent in choice.here(record):
+                _mark(choice, record, extent, settings, RETIRED)
         for file in choice.quarantined():
             syscalls.rename(file.path, file.path + DAMAGED)
 
@@ -228,15 +234,15 @@ def _taken(path: str, deadline: float) -> Generator[_Taken]:
 # --- what is changed --------------------------------------------------------------------------------------------------
 
 
-def _mark_live(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings) -> None:
-    """Writes a segment's header anew, where it doesn't say what the entry says."""
+def _mark(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings, state: int = LIVE) -> None:
+    """Writes a segment's header anew, where it doesn't say what the record says. That of a replaced one is retired."""
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
-    slots = HeaderSlots(extent.put_id, LIVE, record.version, *record.batch_at(settings.store))
+    slots = HeaderSlots(extent.put_id, state, record.version, *record.batch_at(settings.store))
     if header is None and found is not None:
         if record.parts is None:  # it may have been put together with others
             slots = dataclasses.replace(slots, batch=found.batch, count=found.count)
-        if (found.state, found.version, found.batch, found.count) == (LIVE, record.version, slots.batch, slots.count):
+        if (found.state, found.version, found.batch, found.count) == (state, record.version, slots.batch, slots.count):
             return
     with OwnedFile(file.path, os.O_RDWR) as opened:
         if header is not None:
@@ -251,6 +257,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
     catalog = Catalog(where, durable=settings.durable, writable=True)
     try:
         _write_rows(catalog, list(choice.entries.items()), Transaction.put_record)
+        _write_rows(catalog, list(choice.replaced.items()), _put_replaced)
         _write_rows(catalog, list(choice.rows().items()), Transaction.put_segment)
         if choice.membership.number:
             catalog.create_served()
@@ -280,6 +287,10 @@ def _write_rows(
         catalog.update(act)
 
 
+def _put_replaced(transaction: Transaction, name: tuple[bytes, int], record: Record) -> None:
+    tables.put_version(transaction, name[0], record)
+
+
 def _mend_doorbell(path: str, settings: Settings) -> None:
     """Makes the doorbell's file, or gives it its size again."""
     name = f"{path}/{DOORBELL}"
@@ -300,6 +311,10 @@ def _warn(path: str, settings: Settings, choice: Choice) -> None:
             if file is not None and file.size != extent.size:
                 what = other_size(file.size, extent.size)
                 log.warning("%r can't be kept: %s: %s", *_names([key]), file.path, what)
+    gone = sorted(old.replaced.keys() - choice.replaced.keys())
+    if gone:
+        shown = first_of([f"{version} of {name!r}" for key, version in gone for name in _names([key])], _NAMED)
+        log.warning("%s: %d versions that were replaced, and were kept, are lost: %s", path, len(gone), shown)
     if choice.membership.is_lost:
         log.warning(
             "%s: it was served as a member of a cluster, and what said of which is lost: it can't be one any more. "
@@ -444,6 +459,7 @@ class Choice:
         is_served: it was served to other hosts, or about to be.
         membership: what it keeps of that.
         entries: what the new catalog is made of.
+        replaced: by key and version, the replaced versions that it keeps.
         mended: by segment, headers made of records.
         cut_off: batches that were being published and got no further.
         from_headers: keys whose entries are made of headers alone.
@@ -461,6 +477,7 @@ class Choice:
     is_served: bool = False
     membership: Membership = field(default_factory=Membership)
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
+    replaced: dict[tuple[bytes, int], Record] = field(default_factory=dict[tuple[bytes, int], Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
     cut_off: set[int] = field(default_factory=set[int])
     from_headers: set[bytes] = field(default_factory=set[bytes])
@@ -483,10 +500,23 @@ class Choice:
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
                 self.entries[key] = kept
-        # entries of headers that are newer than any record
-        published = [file for file in self._ours() if self._is_published(file)]
+        # entries of headers that are newer than any record; files of replaced versions never stand for the present one
+        replaced = self._segments_of(self.old.replaced.values())
+        published = [file for file in self._ours() if self._is_published(file) and file.segment not in replaced]
         for files in by_version(published):
             self._consider(files)
+        # versions that were replaced, and are kept beside the present one: all pins are over
+        older: dict[bytes, list[Record]] = {}
+        for key, version in sorted(self.old.replaced):
+            record = self.old.replaced[key, version]
+            kept = self._keep(key, record, by_put) if record.segments else record
+            if kept is not None and key in self.entries and version < self.entries[key].version:
+                older.setdefault(key, []).append(kept)
+        for key, records in older.items():
+            most, most_bytes = self.entries[key].history or (1, 0)
+            versions = [tables.KeptVersion(b"", one.version, one.held_bytes) for one in records]
+            for one in records[len(records) - count_within(versions, most - 1, most_bytes) :]:
+                self.replaced[key, one.version] = one
         # what the store keeps as a member of a cluster
         if self.is_served:
             used = self._used_here()
@@ -588,6 +618,9 @@ class Choice:
         if record is None:
             self.incomplete[key] = {file.segment for file in files}
         else:
+            before = self.old.records.get(key)
+            if before is not None and before.history is not None:
+                record = msgspec.structs.replace(record, history=before.history)
             self.entries[key] = record
             self.from_headers.add(key)
 
@@ -608,7 +641,7 @@ class Choice:
         return self._used_here() | set(self.membership.segments)
 
     def _used_here(self) -> set[int]:
-        return self._segments_of(self.entries.values())
+        return self._segments_of(self.entries.values()) | self._segments_of(self.replaced.values())
 
     def here(self, record: Record) -> tuple[SegmentExtent, ...]:
         """Returns the segments of a record that lie on this host."""
@@ -623,7 +656,8 @@ class Choice:
 
     def quarantined(self) -> list[SegmentFile]:
         """Returns the files that nobody may delete: they have a record's bytes, or did have a header, and no entry."""
-        used, named = self.used(), self._segments_of(self.old.records.values()).union(*self.incomplete.values())
+        known = [*self.old.records.values(), *self.old.replaced.values()]
+        used, named = self.used(), self._segments_of(known).union(*self.incomplete.values())
         kept: list[SegmentFile] = []
         for file in self.files.values():
             found = file.found
@@ -647,14 +681,14 @@ class Choice:
         """Returns the rows of the segments that are kept."""
         named = {
             extent.segment: SegmentRow(key, extent.put_id, LIVE, extent.size)
-            for key, record in self.entries.items()
+            for key, record in [*self.entries.items(), *((key, one) for (key, _), one in self.replaced.items())]
             for extent in self.here(record)
         }
         return {**self.membership.segments, **named}
 
     def counters(self) -> Counters:
         old, found = self.old, [file.found for file in self._ours() if file.found]
-        records = [*old.records.values(), *self.entries.values()]
+        records = [*old.records.values(), *self.entries.values(), *self.replaced.values()]
         numbers = (
             *(record.put_id for record in records),
             *(number for record in records for one in record.segments for number in (one.put_id, one.segment)),

@@ -25,7 +25,7 @@ from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
 from memstore.engine import syscalls
 from memstore.engine.catalog.environment import has_gone_back
-from memstore.engine.catalog.tables import SERVED, Counters, read_counters, read_segment
+from memstore.engine.catalog.tables import HISTORY, SERVED, Counters, read_counters, read_segment, read_version
 from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.format.headers import HEAD_SIZE, PART_MARK, ParsedHeader, header_size, read_header
 from memstore.engine.format.records import (
@@ -53,6 +53,7 @@ class OldCatalog:
     Attributes:
         is_sound: all rows are there and fit one another, so that what isn't there never was.
         is_older: what is there may be all of an earlier moment: whole, and not the truth.
+        replaced: by key and version, the records of replaced versions that are kept.
         damaged: keys whose records are damaged.
         served: by table and key, the rows of a store that was served to other hosts.
     """
@@ -60,6 +61,7 @@ class OldCatalog:
     is_sound: bool = False
     is_older: bool = False
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
+    replaced: dict[tuple[bytes, int], Record] = field(default_factory=dict[tuple[bytes, int], Record])
     rows: dict[int, SegmentRow] = field(default_factory=dict[int, SegmentRow])
     damaged: set[bytes] = field(default_factory=set[bytes])
     served: dict[tuple[str, bytes], bytes] = field(default_factory=dict[tuple[str, bytes], bytes])
@@ -80,6 +82,9 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
         elif table == "segments":
             segment, row = read_segment(key, value)
             old.rows[segment] = row
+        elif table == HISTORY:
+            name, record = read_version(key, value)
+            old.replaced[name, record.version] = record
         elif table in SERVED:
             old.served[table, key] = value
         elif (table, key) == ("counters", b"counters"):

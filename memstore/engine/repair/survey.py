@@ -305,6 +305,10 @@ class _CatalogWalk:
                 self._look_at_part(tables.read_part(key, value))
             elif table == tables.OUTCOMES:
                 tables.read_outcome(key, value)
+            elif table == tables.HISTORY:
+                self._look_at_version(*tables.read_version(key, value))
+            elif table == tables.PINS:
+                tables.read_pin(key, value)
             elif table in SERVED:
                 self._look_at_served(table, key, value)
             elif table != tables.CONTENTS:  # these are read with their parts
@@ -324,6 +328,17 @@ class _CatalogWalk:
         self._largest_version = max(self._largest_version, record.version)
         for extent in self._here(record):
             self._compare_row(key, extent)
+
+    def _look_at_version(self, key: bytes, record: Record) -> None:
+        self._nbytes += record.nbytes
+        self._largest_version = max(self._largest_version, record.version)
+        for extent in record.segments:
+            self._compare_row(key, extent)
+        with contextlib.suppress(CorruptionError):  # reported with its own table
+            present = self._transaction.record(key)
+            if present is not None and present.version <= record.version:
+                what = f"version {record.version} is kept as a replaced one, and the present one is {present.version}"
+                self._damage(what, key)
 
     def _here(self, record: Record) -> tuple[SegmentExtent, ...]:
         """Returns the segments of a record that lie on this host: those of others have numbers of their own."""
@@ -351,6 +366,7 @@ class _CatalogWalk:
                 record = self._transaction.record(row.key)
                 is_named = record is not None and any(extent.segment == segment for extent in self._here(record))
                 is_named = is_named or tables.is_kept(self._transaction, segment, row)
+                is_named = is_named or tables.is_of_history(self._transaction, segment, row)
             except CorruptionError:
                 return
             if not is_named:

@@ -18,12 +18,14 @@ import msgspec
 
 from memstore._info import Progress, VerifyReport
 from memstore.engine import syscalls
+from memstore.engine.catalog import tables
 from memstore.engine.files.segments import segment_path
 from memstore.engine.format.headers import PART_MARK, ParsedHeader, read_header
-from memstore.engine.format.records import LIVE, Record, SegmentExtent
+from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentExtent
 from memstore.engine.index import find, keys_of_bytes_here
 from memstore.engine.protocols.elsewhere import MappedEntry
 from memstore.engine.protocols.get import hold
+from memstore.engine.protocols.history import hold_version_of
 from memstore.engine.protocols.recovery import check_publications
 from memstore.engine.repair.survey import Damage, survey
 from memstore.engine.root import folder
@@ -83,6 +85,7 @@ def verify_store(
     for key in keys_of_bytes_here(root) if chosen is None else chosen:
         try:
             outcome = look_at(root, key, check, step, timeout, may_lock=may_lock)
+            look_at_replaced(root, key, check, step, timeout, may_lock=may_lock)
         except CorruptionError as error:
             damaged.append(_told(error))
         except HomeUnavailableError as error:  # nobody says what these bytes should be
@@ -152,7 +155,23 @@ def look_at(
     return False
 
 
-def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
+def look_at_replaced(
+    root: Root, key: bytes, check: Check, done: Callable[[int], None], timeout: float, *, may_lock: bool
+) -> None:
+    """Compares the bytes of versions that were replaced, and are kept. Raises CorruptionError."""
+    for kept in root.catalog.view(tables.kept_versions, key):
+        try:
+            held = hold_version_of(root, key, kept.version, deadline_after(timeout), may_lock=may_lock)
+            if held is not None:
+                _check_headers(root, _name(key), held, state=RETIRED)
+                check(root, _name(key), held, done)
+        except CorruptionError as error:
+            if kept in root.catalog.view(tables.kept_versions, key):  # it didn't go meanwhile
+                detail = f"version {kept.version}, which was replaced and is kept: {error.detail}"
+                raise CorruptionError(key=_name(key), path=error.path, detail=detail) from None
+
+
+def _check_headers(root: Root, name: str, held: MappedEntry, *, state: int = LIVE) -> None:
     record = held.record
     for host, path, extent in root.storage.placed(record):
         if host != root.settings.store and not root.storage.sees_all_hosts:
@@ -160,7 +179,7 @@ def _check_headers(root: Root, name: str, held: MappedEntry) -> None:
         try:
             with held.header(extent) as header:
                 found = read_header(header, extent.size)
-            expected = _expected(record, extent, name, host)
+            expected = {**_expected(record, extent, name, host), "state": state}
             if not root.owners.is_alone and not found.version:  # of bytes that another host owns
                 expected["version"] = 0
             if not root.owners.is_alone and record.parts is not None:  # published by itself: lent, or taken over
@@ -191,7 +210,7 @@ def _expected(record: Record, extent: SegmentExtent, name: str, store: str) -> _
 
     Its digest vouches for that.
     """
-    facts: _Facts = {"state": LIVE, "put id": extent.put_id, "version": record.version, "store": store, "key": name}
+    facts: _Facts = {"put id": extent.put_id, "version": record.version, "store": store, "key": name}
     if record.parts is not None:
         return {**facts, "batch": record.batch_at(store), "kind": PART_MARK}
     return {

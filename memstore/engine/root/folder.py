@@ -37,12 +37,19 @@ from memstore.engine import syscalls
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.root.filesystem import Durability, check_filesystem, lockers_of
 from memstore.engine.sync.primitives import describe_thread
-from memstore.errors import FormatVersionError, NotAStoreError, NotServedError, PermissionDeniedError, StoreTimeoutError
+from memstore.errors import (
+    CrossHostError,
+    FormatVersionError,
+    NotAStoreError,
+    NotServedError,
+    PermissionDeniedError,
+    StoreTimeoutError,
+)
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-Feature = Literal["sharded", "mutable", "owners", "shared"]
+Feature = Literal["sharded", "mutable", "owners", "shared", "history"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
@@ -50,6 +57,7 @@ _HASHED_HOMES = "cluster"  # a feature of former versions: hashes said which hos
 SHARDED: Feature = "sharded"  # records of several segments, and prepared segments
 MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 CLUSTER: Feature = "owners"  # the store was served to other hosts: records name what lies there
+HISTORY: Feature = "history"  # versions that were replaced may stay readable: see `protocols/history.py`
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
 
 GRACE = 60.0  # seconds
@@ -217,6 +225,16 @@ def add_feature(root: str, settings: Settings, feature: Feature) -> Settings:
     present = read_settings(root)
     if present is None or present.store != settings.store:
         raise NotAStoreError(f"{root} is another store now, or none: open it again")
+    if feature == HISTORY and (CLUSTER in present.features or present.shared is not None):
+        raise CrossHostError(
+            f"{root} is the store of several hosts, and replaced versions are kept in a store of one host only: put "
+            "without history=, and let each reader keep a store.ref(key)"
+        )
+    if feature == CLUSTER and HISTORY in present.features:
+        raise NotServedError(
+            f"{root} keeps replaced versions (history=, pin), which a store of several hosts can't: serve an empty "
+            "folder, and put the values there"
+        )
     if feature not in present.features:
         present = present.with_feature(feature)
         write_settings(root, present)

@@ -125,7 +125,7 @@ class Both:
         self.look(lambda tables: [tables.leaving(group) for group in GROUPS])
         self.look(lambda tables: [tables.kept(group) for group in GROUPS])
         self.look(lambda tables: [tables.ownership(group) for group in GROUPS])
-        self.look(lambda tables: (tables.granted, tables.mirrored))
+        self.look(lambda tables: (tables.granted, tables.mirrored, tables.early_promise))
         self.look(lambda tables: sorted(tables.all_leaving()))
         self.look(lambda tables: sorted(tables.all_kept()))
         for limit in (1, MOST):
@@ -152,6 +152,7 @@ STEPS = st.lists(
             ["put", "put", "put_parts", "put_elsewhere", "lend", "own", "retire", "delete", "session", "end", "call"]
             + ["owe", "settle", "standing", "version", "raise", "look", "owned", "disowned", "leaving", "stays"]
             + ["kept", "keep", "keep_damaged", "forget", "drop_kept", "grant", "drop_grant", "granted", "mirrored"]
+            + ["promised"]
         ),
         st.integers(0, 7),
         st.integers(0, 63),
@@ -248,6 +249,8 @@ def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, n
         both.run(lambda tables: setattr(tables, "granted", number + 1))
     elif name == "mirrored":
         both.run(lambda tables: setattr(tables, "mirrored", (choice, number)))
+    elif name == "promised":
+        both.run(lambda tables: setattr(tables, "early_promise", (OTHER, number)))
 
 
 def put(both: Both, name: str, key: bytes, choice: int) -> None:

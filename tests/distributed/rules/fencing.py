@@ -7,11 +7,23 @@ from typing import Any
 
 import msgspec
 
-from memstore.distributed.rules import Change, directory, fence, index
-from memstore.distributed.rules.messages import Alive, Heartbeat, Later, List, Lookup, Resolve, Silence
-from memstore.errors import FencedError, UnknownOutcomeError
+from memstore.distributed.rules import Change, directory, fence, index, promotion, roster
+from memstore.distributed.rules.messages import (
+    Alive,
+    Ask,
+    Heartbeat,
+    IsRoster,
+    Later,
+    List,
+    Lookup,
+    Promise,
+    Resolve,
+    Silence,
+)
+from memstore.errors import FencedError, MemstoreError, UnknownOutcomeError
 from tests.distributed.rules.mutations import MUTATIONS, Patch, mutation
-from tests.distributed.rules.scripts import SCRIPTS, Play, script
+from tests.distributed.rules.scripts import SCRIPTS, Play, deputies, others_than_deputies, promote, script
+from tests.distributed.rules.test_membership import put
 from tests.distributed.rules.world import SECOND, World
 
 __all__ = ["MUTATIONS", "SCRIPTS"]  # with those of this file
@@ -417,3 +429,109 @@ def _() -> None:
 @mutation("a host that is fenced answers others", "an owner that is asked after its lease is over")
 def _(patch: Patch) -> None:
     patch.setattr(index, "_OfOwner", ())  # pyright: ignore
+
+
+# --- a root that a roster names, and that hasn't been told ------------------------------------------------------------
+
+
+def join_untold(play: Play) -> int:
+    """Has another host admitted, by a roster that counts, and doesn't let it hear so. Returns its number."""
+    new = len(play.hosts)
+    play.add_host(is_owner=True, seed="h0")
+    for _ in range(5000):
+        standing = play.hosts[0].tables.standing()
+        if standing is not None and play.hosts[new].id in standing.roster.ids:
+            break
+        play.world.run(0.001)
+    play.world.cut("h0", f"h{new}", one_way=True)
+    play.world.run(2)
+    play.must(play.hosts[new].tables.standing() is None, "and hasn't heard so")
+    return new
+
+
+@script("two hosts are lost while a third one comes")
+def _() -> None:
+    play = Play(5)
+    play.world.lose(play.hosts[others_than_deputies(play)])
+    deputy = deputies(play)[0]
+    new = join_untold(play)
+    play.world.lose(play.hosts[0])
+    promote(play, deputy)
+    play.world.run(10)
+    play.must(play.hosts[new].tables.standing() is not None, "the newcomer hears nothing of its admission")
+    play.put(new, b"g/k")
+
+
+@mutation("a root that was not told yet promises nothing", "two hosts are lost while a third one comes")
+def _(patch: Patch) -> None:
+    patch.setattr(promotion, "_promise_early", lambda tables, request: Later())  # pyright: ignore
+
+
+@mutation("a root that was not told yet counts for nothing", "two hosts are lost while a third one comes")
+def _(patch: Patch) -> None:
+    def meet(index_: Any, standing: Any, request: Any) -> Any:
+        met = met_before(index_, standing, request)
+        return Later() if met.roster is None else met
+
+    met_before = index.Index._met  # pyright: ignore[reportPrivateUsage]
+    patch.setattr(index.Index, "_met", meet)
+
+
+@script("a root that has promised hears of the old seed")
+def _() -> None:
+    """Its vote is needed by both seeds: by the new one's promotion, and by what the old one writes afterwards."""
+    play = Play(4)
+    new_seed, other = deputies(play)
+    old_side = others_than_deputies(play)
+    newcomer = join_untold(play)
+    for deputy in (new_seed, other):
+        play.world.cut("h0", f"h{deputy}")
+        play.world.cut(f"h{old_side}", f"h{deputy}")
+    told = list[Any]()
+
+    def after(host: Any, request: Any, answer: Any) -> None:
+        if host is play.hosts[newcomer] and isinstance(request, Promise):  # the last that it hears of anybody
+            play.world.cut(f"h{new_seed}", host.address, one_way=True)
+            play.world.cut("h0", host.address)
+        if isinstance(request, Ask) and request.member.address == f"h{newcomer}" and host is play.hosts[0]:
+            told.append(answer)
+
+    play.after = after
+    promote(play, new_seed)
+    play.must(play.hosts[newcomer].tables.standing() is None, "it isn't told by the new seed")
+    play.after = lambda host, request, answer: None
+    play.world.run(2)  # the old seed leaves out its deputies, and needs three of five, as its rival has
+    play.after = after
+    told.clear()
+    play.world.uncut("h0", f"h{newcomer}")
+    while not any(isinstance(answer, IsRoster) and answer.admits for answer in told):
+        play.world.run(0.01)
+    first = play.begin(play.processes[old_side], put(play.processes[old_side], b"g/k"), 4)
+    play.world.run(0.5)
+    play.after = lambda host, request, answer: None
+    play.world.uncut(f"h{new_seed}", f"h{newcomer}")
+    second = play.begin(play.processes[other], put(play.processes[other], b"g/k"), 20)
+    play.world.run(25)
+    done = [ends for ends in (first, second) if ends and not isinstance(ends[0], MemstoreError)]
+    play.must(len(done) < 2, f"two hosts own a group: {done}")
+    play.world.heal()
+    play.world.run(20)
+    play.must(len(seeds(play)) == 1, f"the seeds are {seeds(play)}")
+    play.put(newcomer, b"h/k")
+
+
+@mutation("an early promise is forgotten", "a root that has promised hears of the old seed")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "early_term", lambda tables, cluster: 0)  # pyright: ignore
+
+
+@mutation("an early promise leaves a newcomer its vote", "a root that has promised hears of the old seed")
+def _(patch: Patch) -> None:
+    def votes(tables: Any, member: bytes, told: Any, *, owns: bool) -> None:
+        begin(tables, member, msgspec.structs.replace(told, voters=()), owns=owns)
+        standing = tables.standing()
+        if standing is not None:
+            tables.put_standing(msgspec.structs.replace(standing, roster=told))
+
+    begin = roster.begin
+    patch.setattr(roster, "begin", votes)

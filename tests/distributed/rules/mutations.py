@@ -9,7 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from memstore.distributed.rules import client, directory, draining, owning, reading, recovery, roster, sharded
+from memstore.distributed.rules import (
+    client,
+    directory,
+    draining,
+    owning,
+    promotion,
+    reading,
+    recovery,
+    roster,
+    sharded,
+)
 from memstore.distributed.rules.directory import Directory
 from memstore.distributed.rules.messages import (
     BackedUp,
@@ -289,14 +299,14 @@ def _(patch: Patch) -> None:
 
 @mutation("a seed without a directory knows who owns nothing", "owners no more while seeds change")
 def _(patch: Patch) -> None:
-    begin = roster._begin_term  # pyright: ignore[reportPrivateUsage]
+    begin = promotion._begin_term  # pyright: ignore[reportPrivateUsage]
 
     def knows(tables: Any, member: Any, newest: Any, term: int, is_whole: bool) -> bool:
         with patch.context() as inner:
-            inner.setattr(roster, "Roster", lambda *fields: Roster(*fields[:7]))  # pyright: ignore
+            inner.setattr(promotion, "Roster", lambda *fields: Roster(*fields[:7]))  # pyright: ignore
             return begin(tables, member, newest, term, is_whole)
 
-    patch.setattr(roster, "_begin_term", knows)
+    patch.setattr(promotion, "_begin_term", knows)
 
 
 @mutation("whoever is named gets a group", "visitors")
@@ -326,7 +336,7 @@ def _(patch: Patch) -> None:
 
 @mutation("who owns nothing has the directory as others do", "members that own nothing are cut off")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "_steady", lambda cluster: cluster.ids - {cluster.seed})  # pyright: ignore
+    patch.setattr(promotion, "_steady", lambda cluster: cluster.ids - {cluster.seed})  # pyright: ignore
 
 
 @mutation("numbers of grants begin anew when the seed is killed", "kills")
@@ -483,7 +493,7 @@ def _(patch: Patch) -> None:
 
 @mutation("a member obeys whom it has promised not to", "a promise that was given in between")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "take_promise", lambda tables, standing, request: roster.Promised(standing.roster))  # pyright: ignore
+    patch.setattr(promotion, "take_promise", lambda tables, standing, request: promotion.Promised(standing.roster))  # pyright: ignore
 
 
 @mutation("who has promised waits until a person comes", "promotions")
@@ -493,20 +503,20 @@ def _(patch: Patch) -> None:
 
 @mutation("two terms may have one number", "forced promotions in a storm")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "SEED_BITS", 0)
+    patch.setattr(promotion, "SEED_BITS", 0)
 
 
 @mutation("anybody may be the seed", "promotions in a storm")
 def _(patch: Patch) -> None:
     def promote(seed: Any, *, forced: bool = False) -> Any:
-        standing = yield from roster.transact(roster._promise_oneself)  # pyright: ignore[reportPrivateUsage]
+        standing = yield from promotion.transact(promotion._promise_oneself)  # pyright: ignore[reportPrivateUsage]
         assert standing is not None
         newest = standing.roster
-        yield from roster.transact(
-            lambda tables: roster._begin_term(tables, standing.member, newest, standing.promised, True)  # pyright: ignore
+        yield from promotion.transact(
+            lambda tables: promotion._begin_term(tables, standing.member, newest, standing.promised, True)  # pyright: ignore
         )
 
-    patch.setattr(roster, "promote", promote)
+    patch.setattr(promotion, "promote", promote)
 
 
 @mutation("a stranger is heard whatever epoch it names", "lost while hosts join")
@@ -582,19 +592,20 @@ def _(patch: Patch) -> None:
 
 @mutation("a new seed that has no directory waits for nobody", "a directory that is lost")
 def _(patch: Patch) -> None:
-    begin = roster._begin_term  # pyright: ignore[reportPrivateUsage]
+    begin = promotion._begin_term  # pyright: ignore[reportPrivateUsage]
 
     def hasty(tables: Any, *arguments: Any) -> Any:
         done = begin(tables, *arguments)
         tables.put_standing(msgspec.structs.replace(tables.standing(), unheard=()))
         return done
 
-    patch.setattr(roster, "_begin_term", hasty)
+    patch.setattr(promotion, "_begin_term", hasty)
 
 
 @mutation("a forced seed knows better who is a member", "a host that joins while another seed is forced")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "_left_out", lambda older, forced: [])  # pyright: ignore[reportUnknownLambdaType]
+    for module in (roster, promotion):
+        patch.setattr(module, "left_out", lambda older, forced: [])  # pyright: ignore[reportUnknownLambdaType]
 
 
 @mutation("a new term leaves the floor as it was", "a grant of the old term")
@@ -639,14 +650,19 @@ def _(patch: Patch) -> None:
     )
 
 
+@mutation("a seed that was replaced is believed", "a group that is handed to a seed that was replaced")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "is_outdated", lambda row, number: False)  # pyright: ignore
+
+
 @mutation("who can't be the seed asks for promises", "a host that can't be the seed is promoted again and again")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "_is_seed_already", _never)
+    patch.setattr(promotion, "_is_seed_already", _never)
 
 
 @mutation("the seed begins a new term whenever it is promoted", "the seed is promoted again and again")
 def _(patch: Patch) -> None:
-    patch.setattr(roster, "_is_seed_already", _never)
+    patch.setattr(promotion, "_is_seed_already", _never)
 
 
 def _never(seed: Directory) -> Any:
@@ -664,7 +680,7 @@ def _(patch: Patch) -> None:
         yield
 
     patch.setattr(client, "tell_keepers", nobody)
-    patch.setattr(recovery.Notes, "are_due", lambda one, tables, keys: False)  # pyright: ignore
+    patch.setattr(recovery.Notes, "are_due", lambda one, *asked: False)  # pyright: ignore
 
 
 @mutation("keepers aren't told", "deaths")
@@ -674,11 +690,37 @@ def _(patch: Patch) -> None:
 
 @mutation("a put returns before its host keeps it", "deaths")
 def _(patch: Patch) -> None:
-    def nothing(owner: Any, rows: Any, began: int) -> Any:
+    def nothing(owner: Any, rows: Any, began: int, replaced: Any) -> Any:
         return True
         yield
 
     patch.setattr(client, "keep", nothing)
+
+
+@mutation("a host keeps what it has deleted itself", "an owner that dies right after another host's delete")
+def _(patch: Patch) -> None:
+    keep = client.keep
+    patch.setattr(client, "keep", lambda owner, rows, began, replaced: keep(owner, rows, began))  # pyright: ignore
+
+
+@mutation("a host that deletes says that all are told", "an owner that dies right after another host's delete")
+def _(patch: Patch) -> None:
+    def told(one: Any, tables: Any, keys: Any, asker: Any = None) -> bool:
+        return asker is None and are_due(one, tables, keys)
+
+    are_due = recovery.Notes.are_due
+    patch.setattr(recovery.Notes, "are_due", told)
+
+
+@mutation("a host that deletes leaves no void", "a put of another process whose row is late")
+def _(patch: Patch) -> None:
+    def drop(tables: Any, rows: Any) -> None:
+        for key, upto in rows:
+            backup = tables.backup(key)
+            if backup is not None and backup.version <= upto:
+                tables.drop_backup(key)
+
+    patch.setattr(recovery, "_drop_replaced", drop)
 
 
 @mutation("a rank returns before its host keeps the version", "deaths and shards")

@@ -20,6 +20,7 @@ from memstore.distributed.rules import (
     directory,
     draining,
     owning,
+    promotion,
     reading,
     recovery,
     roster,
@@ -697,12 +698,12 @@ def _() -> None:
         if at != silent:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{silent}", f"h{at}")
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
     try:
         promote(play, new)
         play.put(others[0], b"g/k")
     finally:
-        roster.SILENT = silent_after
+        promotion.SILENT = silent_after
     client = play.processes[silent].client
     ends = play.begin(play.processes[silent], reading.look_up(client, [b"g/k"]), 5)
     play.world.run(8)
@@ -722,14 +723,14 @@ def _() -> None:
         if at != near:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{near}", f"h{at}")
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62
     try:
         promote(play, new)
         play.world.serve(play.hosts[5], f"h{new}")
         play.world.run(8)
         play.put(5, b"g/k")
     finally:
-        roster.SILENT = silent_after
+        promotion.SILENT = silent_after
     ends = play.begin(play.processes[near], reading.page(play.processes[near].client, b"", b""), 5)
     play.world.run(8)
     play.must(ends and isinstance(ends[0], MemstoreError), f"a put is on no page: {ends}")
@@ -822,17 +823,33 @@ def _() -> None:
         if at != kept:
             play.world.cut("h0", f"h{at}")
             play.world.cut(f"h{kept}", f"h{at}")
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62  # the old seed doesn't look whether its deputies answer
     try:
         play.answer(0, Remove(data.member))
         play.world.run(5)
         promote(play, new)
     finally:
-        roster.SILENT = silent_after
+        promotion.SILENT = silent_after
     play.world.heal()
     play.world.run(5)
     entry = play.get(new, b"g/k")
     play.must(entry is not None and data.is_there(place), f"a member has dropped what it owns: {entry}")
+
+
+@script("a group that is handed to a seed that was replaced")
+def _() -> None:
+    """It doesn't know so yet, and its own directory names an owner from before the one that gives it the group."""
+    play = Play(4)
+    first, second = deputies(play)
+    other = others_than_deputies(play)
+    play.put(other, b"g/k")
+    play.world.cut("h0", f"h{first}")
+    promote(play, first)
+    play.hand_over(b"g", other, second)
+    play.hand_over(b"g", second, 0)
+    play.world.heal()
+    play.world.run(20)
+    play.must(play.get(other, b"g/k") is not None, "a put is lost")
 
 
 @script("a host that can't be the seed is promoted again and again")
@@ -868,20 +885,20 @@ def _() -> None:
     first, second = (at for at in range(1, 5) if at not in (new, other))
     play.world.cut("h0", f"h{new}")
     play.world.cut(f"h{other}", f"h{new}")
-    begin, held = roster._begin_term, list[Any]()  # pyright: ignore[reportPrivateUsage]
+    begin, held = promotion._begin_term, list[Any]()  # pyright: ignore[reportPrivateUsage]
 
     def hold(*arguments: Any) -> bool:
         held.append(arguments)
         return False
 
-    silent_after, roster.SILENT = roster.SILENT, 1 << 62
-    roster._begin_term = hold  # pyright: ignore[reportPrivateUsage]
+    silent_after, promotion.SILENT = promotion.SILENT, 1 << 62
+    promotion._begin_term = hold  # pyright: ignore[reportPrivateUsage]
     try:
         play.world.promote(play.hosts[new])
         while not held:
             play.world.run(0.1)
     finally:
-        roster._begin_term, roster.SILENT = begin, silent_after  # pyright: ignore[reportPrivateUsage]
+        promotion._begin_term, promotion.SILENT = begin, silent_after  # pyright: ignore[reportPrivateUsage]
     play.world.run(6)  # the old seed finds that its deputy is silent
     play.begin(play.processes[first], put(play.processes[first], b"g/k"), 5)
     play.world.run(5)
@@ -1480,6 +1497,39 @@ def _() -> None:
     told = play.at_once(1, play.processes[1].client.commit([Change(b"g/k", None)], 1 << 62))
     die(play, 1)
     play.must(not isinstance(told, MemstoreError), f"{told}")
+    play.world.run(10)
+    found = got(play, b"g/k")
+    play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("an owner that dies right after another host's delete")
+def _() -> None:
+    """The host that deletes keeps the value, or a third one does."""
+    for putter in (2, 3):
+        play = Play(4)
+        play.put(1, b"g/own")
+        play.put(putter, b"g/k", b"old")
+        ends = play.begin(play.processes[2], play.processes[2].client.commit([Change(b"g/k", None)], 1 << 62))
+        while not ends:
+            play.world.run(0.001)
+        die(play, 1)
+        play.must(not isinstance(ends[0], MemstoreError), f"{ends}")
+        play.world.run(10)
+        found = got(play, b"g/k")
+        play.must(found is None, f"what was deleted comes back: {found}")
+
+
+@script("a put of another process whose row is late")
+def _() -> None:
+    """A second process of its host deletes the key meanwhile, and the owner tells nobody."""
+    play = Play(4)
+    play.put(1, b"g/own")
+    late = asked_to_keep(play, 2, b"g/k")
+    other = play.world.start_process(play.hosts[2])
+    told = play.at_once(2, other.client.commit([Change(b"g/k", None)], 1 << 62))
+    play.must(not isinstance(told, MemstoreError), f"{told}")
+    go_on(play, 2, late)
+    die(play, 1)
     play.world.run(10)
     found = got(play, b"g/k")
     play.must(found is None, f"what was deleted comes back: {found}")

@@ -67,6 +67,7 @@ class SimTables:
     directory: dict[bytes, Ownership] = field(default_factory=dict[bytes, Ownership])
     granted: int = 0
     mirrored: tuple[int, int] = (0, 0)
+    early_promise: tuple[bytes, int] = (b"", 0)
     changes: int = 0  # of what this host owns
     debts: dict[Place, None] = field(default_factory=dict[Place, None])
     pending: dict[tuple[bytes, str, int], tuple[PendingPart, bytes]] = field(

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from memstore.distributed.rules import Answer, directory, draining, owning, roster
+from memstore.distributed.rules import Answer, directory, draining, owning, promotion, roster
 from memstore.distributed.rules.messages import Announced, Forgotten, Met, PartsChanged, Refused
 from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scenes import SCENES
@@ -50,7 +50,7 @@ def test_histories_are_linearizable_and_no_byte_is_lost_or_left(scene: str) -> N
     ["hand-overs twice", "forced promotions", "losses twice", "roots with keys", "roots with many keys", "drains"],
 )
 def test_pages_may_have_one_row(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (directory, draining, owning, roster):
+    for module in (directory, draining, owning, promotion, roster):
         for limit in {"ROWS_LIMIT", "PORTION"} & vars(module).keys():
             monkeypatch.setattr(module, limit, 1)
     for seed in range(QUICK):

@@ -471,6 +471,9 @@ class World:
             if {asker, keeper.member.address} == {a, b}:  # pings get no answer
                 self._give_up(ticket, self.random.uniform(1, 4))
 
+    def uncut(self, a: str, b: str) -> None:
+        self._cut -= {(a, b), (b, a)}
+
     def heal(self) -> None:
         self.note("healed")
         self._cut.clear()

@@ -1,0 +1,303 @@
+"""History: versions of a key that were replaced, and stay readable.
+
+A put may say how many versions of its key stay readable, the present one among them, and how many bytes the replaced
+ones may take. The record of the key has both (`Record.history`), and each later put hands them on, so a put of a key
+without them pays nothing: it reads the record that it replaces anyway.
+
+1. The transaction that replaces a record with a history writes it into the table `history` (`keep_replaced`), and takes
+   those out that are beyond the limits: these are retired as all that is replaced. So versions and limits are right
+   at each moment, whoever is killed.
+2. The files of a version that is kept stay as they are: their rows say *live*. But their headers say *retired*, as
+   those of all that was replaced (step 4 of `put.py`; after a kill, `recovery.py`). So a repair without a catalog never
+   takes a replaced version for the present one.
+3. A get of a version (`hold_version_of`) reads its row, and maps its files by the put id in their headers, as a
+   reference does. If a file is another put's by then, the version went meanwhile, and the row is gone too.
+4. A delete takes all versions of its key out, but for pinned ones. Where there is no room for a put, the oldest
+   versions of all keys go (`drop_oldest`), before the put fails.
+
+A *pin* keeps one version, whatever is put, deleted or lacking. It is a row in the table `pins`, and a byte of the
+doorbell's file that its process has locked: so the kernel ends it with the process. Who is about to take a version out
+looks for its pins, and whether their bytes are still locked (`pinned_versions`). To pin a present version, its record
+is given a history of one version, if it has none: so whoever replaces it looks. A pin that is closed takes the version
+out that was kept for its sake alone; of a dead one, the next put of the key does, `gc`, or a put that finds no room.
+
+The names of the rows have version and size, so what goes is decided without reading a record.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from memstore.engine import syscalls
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import KeptVersion, PinRow, Transaction
+from memstore.engine.files.mapping import LockFile
+from memstore.engine.format.records import Record
+from memstore.engine.protocols.change import mutable_entry, need_history
+from memstore.engine.protocols.elsewhere import MappedEntry
+from memstore.engine.protocols.get import damaged_entry, map_entry
+from memstore.engine.protocols.reuse import retire_live
+from memstore.engine.root.folder import DOORBELL
+from memstore.engine.root.roots import Root
+from memstore.errors import CorruptionError
+
+log = logging.getLogger("memstore")
+
+_SHARE = 4  # of the bytes of all kept versions, one part in so many goes at once where there is no room
+
+
+class Kept(NamedTuple):
+    """Outcome of a replacement.
+
+    Attributes:
+        gone: the segments that no version names any more.
+        has_more: whether the key keeps versions beside the present one.
+    """
+
+    gone: list[int]
+    has_more: bool
+
+
+def keep_replaced(
+    root: Root, transaction: Transaction, key: bytes, old: Record, limits: tuple[int, int] | None
+) -> Kept:
+    """Keeps the version that is replaced, as far as limits and pins say so, and takes out what is beyond them.
+
+    Args:
+        limits: as of `Record.history`; None: the key is deleted.
+    """
+    most, most_bytes = limits or (1, 0)
+    replaced = KeptVersion(b"", old.version, old.held_bytes)
+    versions = [*tables.kept_versions(transaction, key), replaced]
+    beyond = _beyond(root, transaction, key, versions, most, most_bytes)
+    gone: list[int] = []
+    for one in beyond:
+        gone += take_out(transaction, one) if one.name else [extent.segment for extent in old.segments]
+    if replaced not in beyond:
+        tables.put_version(transaction, key, old)
+    return Kept(gone, len(beyond) < len(versions))
+
+
+def trim(root: Root, transaction: Transaction, key: bytes, limits: tuple[int, int]) -> list[int]:
+    """Takes out the replaced versions that are beyond the limits, and that nobody pins. Returns their segments."""
+    beyond = _beyond(root, transaction, key, tables.kept_versions(transaction, key), *limits)
+    return [segment for one in beyond for segment in take_out(transaction, one)]
+
+
+def _beyond(
+    root: Root, transaction: Transaction, key: bytes, versions: list[KeptVersion], most: int, most_bytes: int
+) -> list[KeptVersion]:
+    beyond = versions[: len(versions) - count_within(versions, most - 1, most_bytes)]
+    pins = tables.pins_of(transaction, key) if beyond else []
+    if pins:
+        pinned = pinned_versions(root, transaction, pins)
+        beyond = [one for one in beyond if one.version not in pinned]
+    return beyond
+
+
+def with_history(record: Record, limits: tuple[int, int], kept: Kept | None) -> Record:
+    """Returns the record of a new version, which hands the limits on, if there is anything to keep by them."""
+    if limits[0] == 1 and (kept is None or not kept.has_more):
+        return record
+    return msgspec.structs.replace(record, history=limits)
+
+
+def count_within(versions: Sequence[KeptVersion], most: int, most_bytes: int) -> int:
+    """Returns how many of these versions, from the newest one on, are within the limits. 0 bytes: no such limit."""
+    count = nbytes = 0
+    for one in reversed(versions):
+        nbytes += one.nbytes
+        if count == most or (most_bytes and nbytes > most_bytes):
+            break
+        count += 1
+    return count
+
+
+def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
+    """Deletes the row of a replaced version. Returns its segments, which nothing names any more."""
+    stored, segments = transaction.row(tables.HISTORY, kept.name), list[int]()
+    try:
+        if stored is not None:
+            segments = [extent.segment for extent in tables.read_version(kept.name, stored)[1].segments]
+    except CorruptionError:
+        log.warning("the row of replaced version %d is damaged: its files stay until a repair", kept.version)
+    transaction.delete_row(tables.HISTORY, kept.name)
+    return segments
+
+
+# --- gets of a version -----------------------------------------------------------------------------------------------
+
+
+_TRIES = 3
+
+
+def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool) -> MappedEntry | None:
+    """Maps one version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
+
+    Raises CorruptionError; NotAStoreError; StoreTimeoutError.
+    """
+
+    def find(transaction: Transaction) -> Record | None:
+        present = transaction.record(key)
+        if present is not None and present.version == version:
+            return present
+        return tables.kept_record(transaction, key, version)
+
+    def try_once() -> tuple[Record | None, MappedEntry | None]:
+        with root.reading():
+            record = root.catalog.view(find)
+            return record, None if record is None else map_entry(root, key, record)
+
+    root.catalog.open_optional()
+    record, held = try_once()
+    for number in range(_TRIES):
+        if record is None or held is not None:
+            return held
+        is_last = number == _TRIES - 1  # nobody takes it out under the mutex
+        record, held = root.mutex.run(try_once, deadline) if may_lock and is_last else try_once()
+    if record is None or held is not None:
+        return held
+    raise damaged_entry(root, key, record)
+
+
+# --- pins ------------------------------------------------------------------------------------------------------------
+
+
+_FIRST_BYTE = 5 << 60  # of the doorbell's file: behind all that processes lock there which fetch from other hosts
+
+
+class TakenPin(NamedTuple):
+    """A pin of this process. It holds as long as the file is open: a forked child closes its copy at once."""
+
+    row: PinRow
+    file: LockFile
+
+
+def take_pin(root: Root, key: bytes, version: int | None, deadline: float) -> TakenPin | None:
+    """Pins a version of a key; None: the present one. Returns None if there is no such version.
+
+    Raises CrossHostError, MutableEntryError; StoreTimeoutError, StoreFullError.
+    """
+    need_history(root, deadline)
+    return root.mutex.run(_take_pin, deadline, root, key, version)
+
+
+def _take_pin(root: Root, key: bytes, version: int | None) -> TakenPin | None:
+    def pin(transaction: Transaction) -> PinRow | None:
+        record, counters = transaction.record(key), transaction.counters()
+        if record is not None and record.is_mutable:
+            raise mutable_entry(key, record.mutable_kind)
+        if record is not None and version in (None, record.version):
+            if record.history is None:  # so that who replaces it looks for pins
+                transaction.put_record(key, msgspec.structs.replace(record, history=(1, 0)))
+            found = record.version
+        elif version is not None and tables.kept_record(transaction, key, version) is not None:
+            found = version
+        else:
+            return None
+        counters.number += 1
+        row = PinRow(key, found, counters.number, os.getpid())
+        syscalls.lock_byte(file.fd, _FIRST_BYTE + row.number)  # numbers never repeat, so nobody has it
+        tables.put_pin(transaction, row)
+        transaction.put_counters(counters)
+        return row
+
+    root.glance()
+    with root.guard:
+        file = LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR)
+        row = root.catalog.update(pin)
+    return None if row is None else TakenPin(row, file)
+
+
+def end_pin(root: Root, pin: TakenPin, deadline: float) -> None:
+    """Ends a pin of this process. A version that is kept for its sake alone goes."""
+    if pin.file.fd >= 0:
+        root.mutex.run(_end_pins, deadline, root, pin)
+        pin.file.close()
+
+
+def end_dead_pins(root: Root, deadline: float) -> None:
+    """Ends the pins of processes that are dead, or have dropped them."""
+    if root.catalog.view(lambda transaction: transaction.count(tables.PINS)):
+        root.mutex.run(_end_pins, deadline, root, None)
+
+
+def _end_pins(root: Root, ended: TakenPin | None) -> None:
+    """Ends one pin, or all dead ones, and takes out what is kept for their sake alone."""
+
+    def end(transaction: Transaction) -> None:
+        counters = transaction.counters()
+        before = counters.live
+        if ended is not None:
+            keys = {ended.row.key}
+            tables.delete_pin(transaction, ended.row)
+        else:
+            rows = tables.pins_of(transaction)
+            pinned_versions(root, transaction, rows)
+            keys = {row.key for row in rows}
+        for key in keys:
+            record = transaction.record(key)
+            limits = record.history if record is not None else None
+            for segment in trim(root, transaction, key, limits or (1, 0)):
+                retire_live(transaction, counters, segment)
+        if counters.live != before:
+            transaction.put_counters(counters)
+
+    with root.guard:
+        root.catalog.update(end, is_delete=True)
+
+
+def pinned_versions(root: Root, transaction: Transaction, pins: Sequence[PinRow]) -> frozenset[int]:
+    """Returns the versions of these pins whose holders live, and drops the rows of the others.
+
+    A version is that of one key alone. Call it under the mutex: nobody else tries these locks then.
+    """
+    if not pins:
+        return frozenset()
+    living: set[int] = set()
+    with LockFile(f"{root.state}/{DOORBELL}", os.O_RDWR) as file:
+        for pin in pins:
+            at = _FIRST_BYTE + pin.number
+            if syscalls.lock_byte(file.fd, at):
+                syscalls.unlock_byte(file.fd, at)
+                tables.delete_pin(transaction, pin)
+            else:
+                living.add(pin.version)
+    return frozenset(living)
+
+
+# --- no room ---------------------------------------------------------------------------------------------------------
+
+
+def drop_oldest(root: Root, needed: int, deadline: float) -> bool:
+    """Takes out the oldest kept versions of all keys, of so many bytes and a part of all. False: there was none."""
+    return root.mutex.run(_drop_oldest, deadline, root, needed)
+
+
+def _drop_oldest(root: Root, needed: int) -> bool:
+    def drop(transaction: Transaction) -> bool:
+        pinned = pinned_versions(root, transaction, tables.pins_of(transaction))
+        kept = [one for one in tables.kept_versions(transaction) if one.version not in pinned]
+        kept.sort(key=lambda one: one.version)
+        total = sum(one.nbytes for one in kept)
+        wanted = max(needed, total // _SHARE)
+        counters, dropped = transaction.counters(), 0
+        if counters.capacity and counters.allocated - total + needed > counters.capacity:
+            return False  # without all of them, there would be no room either
+        for one in kept:
+            if dropped >= wanted:
+                break
+            for segment in take_out(transaction, one):
+                retire_live(transaction, counters, segment)
+            dropped += max(one.nbytes, 1)
+        if kept:
+            transaction.put_counters(counters)
+        return bool(kept)
+
+    with root.guard:
+        return root.catalog.update(drop, is_delete=True)
