@@ -69,6 +69,7 @@ from memstore.errors import (
     NotServedError,
     PartialCommitError,
     PermissionDeniedError,
+    QuotaExceededError,
     ReadOnlyError,
     ResourceLimitError,
     SecretError,
@@ -100,6 +101,7 @@ if TYPE_CHECKING:
         HostStatus,
         LeafInfo,
         PendingInfo,
+        QuotaInfo,
         RepairReport,
         ShardInfo,
         StoreStats,
@@ -127,7 +129,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"memstore.{home}"
     for home, names in {
-        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo RepairReport ShardInfo StoreStats "
+        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo QuotaInfo RepairReport ShardInfo StoreStats "
         "StoreSummary VerifyReport",
         "checkpoints": "CheckpointManager",
         "contents": "bytes_read",
@@ -183,6 +185,7 @@ __all__ = [
     "NotServedError",
     "PartialCommitError",
     "PendingInfo",
+    "QuotaInfo",
     "PendingPut",
     "PendingSnapshot",
     "PermissionDeniedError",
@@ -205,6 +208,7 @@ __all__ = [
     "Store",
     "StoreClosedError",
     "StoreDataset",
+    "QuotaExceededError",
     "StoreFullError",
     "StoreStats",
     "StoreSummary",
