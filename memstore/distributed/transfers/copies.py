@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import time
@@ -255,7 +254,7 @@ def read_file(path: str, wanted: SegmentRanges) -> bool:
         pieces = wanted.pieces
         for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
             at, left = int(offset), int(size)
-            memory = memoryview((ctypes.c_char * left).from_address(int(address))).cast("B")
+            memory = syscalls.memory_at(int(address), left)
             while left:
                 count = os.preadv(fd, [memory[-left:]], at)
                 if not count:
