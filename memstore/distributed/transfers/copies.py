@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import time
@@ -59,6 +58,7 @@ from memstore.errors import CorruptionError, StoreFullError, StoreTimeoutError
 
 Result = TypeVar("Result")
 
+_BUFFER = 1 << 20  # bytes of a file that are read at once
 _AT_ONCE = 1 << 20  # bytes: less comes with the header, by one request, and is copied once more
 
 
@@ -256,15 +256,17 @@ def read_file(path: str, wanted: SegmentRanges) -> bool:
     except FileNotFoundError:
         return False
     try:
-        pieces = wanted.pieces
+        pieces, buffer = wanted.pieces, bytearray(_BUFFER)
+        source = syscalls.buffer_address(buffer)
         for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
-            at, left = int(offset), int(size)
-            memory = memoryview((ctypes.c_char * left).from_address(int(address))).cast("B")
-            while left:
-                count = os.preadv(fd, [memory[-left:]], at)
+            done = 0
+            while done < size:
+                view = memoryview(buffer)[: int(size) - done]
+                count = os.preadv(fd, [view], int(offset) + done)
                 if not count:
                     return False
-                at, left = at + count, left - count
+                syscalls.copy(int(address) + done, source, count)
+                done += count
         return True
     finally:
         os.close(fd)
