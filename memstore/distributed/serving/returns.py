@@ -210,7 +210,8 @@ class RootSetAside:
 
     def fetch(self, hosts: Mapping[bytes, Sequence[object]], deadline: float) -> bool:
         """Copies ranges of segments into memory: a `FetchRanges`. False: a file is gone, or is shorter."""
-        from memstore.distributed.transfers import read_file  # late: it imports numpy
+        with between_forks():  # late: it imports numpy
+            from memstore.distributed.transfers import read_file
 
         return all(
             read_file(segment_path(self.root.segments, one.extent.segment), one)  # pyright: ignore
