@@ -12,6 +12,8 @@ reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
 replicas   values that lie on a second host, too: puts that wait for it, and what is mended in the background
+remembering what owners remember of keys that are gone, while removed hosts may come back
+returning  a removed host comes back, as a new member, with what nobody has put or deleted since
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -84,6 +86,7 @@ from memstore.distributed.rules.messages import (
     Replicated,
     Request,
     Resolve,
+    Returning,
     Roster,
     Serve,
     SetPolicy,
@@ -109,6 +112,7 @@ from memstore.distributed.rules.reading import (
     wait_there,
 )
 from memstore.distributed.rules.replicas import Fetch, Settle
+from memstore.distributed.rules.returning import FormerEntry, FormerRoot
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
@@ -120,6 +124,7 @@ from memstore.distributed.rules.steps import (
     NotSent,
     Pause,
     Race,
+    Remembered,
     Send,
     Steps,
     Tables,
@@ -152,6 +157,8 @@ __all__ = [
     "FindBackups",
     "FindOwners",
     "Finish",
+    "FormerEntry",
+    "FormerRoot",
     "Gather",
     "Give",
     "GiveUp",
@@ -198,12 +205,14 @@ __all__ = [
     "ROWS_LIMIT",
     "Race",
     "Refused",
+    "Remembered",
     "Remove",
     "Renew",
     "Replicate",
     "Replicated",
     "Request",
     "Resolve",
+    "Returning",
     "Roster",
     "Send",
     "Serve",

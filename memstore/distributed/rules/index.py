@@ -17,7 +17,9 @@ from memstore.distributed.rules import (
     owning,
     promotion,
     recovery,
+    remembering,
     replicas,
+    returning,
     roster,
     sharded,
 )
@@ -30,6 +32,7 @@ from memstore.distributed.rules.messages import (
     AskSilence,
     BringGroups,
     Brought,
+    CameBack,
     ClaimGroups,
     Close,
     Commit,
@@ -60,6 +63,7 @@ from memstore.distributed.rules.messages import (
     Named,
     Note,
     Obey,
+    Offer,
     Open,
     Opened,
     Place,
@@ -75,6 +79,8 @@ from memstore.distributed.rules.messages import (
     Replicate,
     Request,
     Resolve,
+    Return,
+    Returns,
     Roster,
     Serve,
     SetPolicy,
@@ -123,7 +129,9 @@ class Index:
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
+        was_member: the seed has said so since this process was started.
         leaver: this host, as one that is drained.
+        returns: what it brings back, of each removed root that was served here before.
     """
 
     def __init__(
@@ -150,6 +158,7 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
+        self.was_member = False
         self._watch = fence.SeedWatch(clock, promote_after)
         self._lease = lease or fence.Lease(clock, [0])
         self._leases = fence.Leases(clock, remove_after)
@@ -157,10 +166,11 @@ class Index:
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
+        self.returns: list[returning.Returns] = []
+        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._stale: tuple[int, int] | None = None  # `losses`, and the epoch, when it last looked for stale backups
         self.replicas = replicas.Replicas(clock)
         self._untold: set[bytes] = set()  # keepers that gave no answer when they were to be told of a put
-        self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
-        self._stale: tuple[int, int] | None = None  # the same, for backups that don't count any more; and the epoch
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -213,6 +223,11 @@ class Index:
             case Lost():
                 recovery.note_lost(tables, request.who, request.names)
                 return Done()
+            case CameBack():
+                returning.take_word(tables, request)
+                return Done()
+            case Offer():
+                return returning.answer_offer(tables, standing, request)
             case FindBackups():
                 return recovery.find_backups(tables, standing, request)
             case Named():
@@ -258,7 +273,7 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | SetPolicy,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return | SetPolicy,
     ) -> Answer:
         match request:
             case SetPolicy():
@@ -273,6 +288,8 @@ class Index:
                 return roster.finish(tables, standing, self.seed, request)
             case Recovered():
                 return roster.recovered(tables, standing, self.seed, request)
+            case Return():
+                return returning.answer_return(tables, standing, self.seed, request)
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
@@ -326,7 +343,7 @@ class Index:
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
             case Remove() | Drain() | Finish() | BringGroups() | SetPolicy():
                 return isinstance(answer, Later)
-            case Inherit() | Recovered():
+            case Inherit() | Recovered() | Return():
                 return isinstance(answer, Later)
             case Commit() | Publish():
                 return isinstance(answer, Unnoted)
@@ -392,6 +409,8 @@ class Index:
         answer = yield from send(seed or self._addresses[0], request)
         if standing is not None and answer is not None:
             self._watch.hear(standing)
+            says_so = isinstance(answer, IsRoster) and standing.member in answer.roster.ids
+            self.was_member = self.was_member or says_so or isinstance(answer, Done)
         if answer is None and standing is not None and seed is not None:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))
@@ -522,17 +541,30 @@ class Index:
         is_heir = yield from self.recovery.run()
         if standing.is_joining:
             yield from roster.finish_joining(standing)
-        elif self._swept != standing.losses:
+        elif self._swept != (standing.losses, standing.roster.returns):
             yield from roster.drop_lost(self.seed)
-            self._swept = standing.losses
+            yield from draining.forget_gone()
+            self._swept = standing.losses, standing.roster.returns
         elif (
             self._stale != _stale_at(standing)
             and not standing.roster.departed
             and (yield from recovery.drop_stale(self._audit.look_again))
         ):
             self._stale = _stale_at(standing)
+        yield from remembering.forget_all()
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
+
+    def bring_back(self, root: returning.FormerRoot, take: returning.Take) -> None:
+        """Has `return_all` bring back what a removed root had that was served here before."""
+        self.returns.append(returning.Returns(root, take))
+
+    def return_all(self) -> Steps[bool]:
+        """Brings back what may come back. Returns whether there is more to do."""
+        for one in self.returns:
+            if not one.is_over and not (yield from one.run()):
+                return True
+        return False
 
     # --- replicas -----------------------------------------------------------------------------------------------------
 
@@ -576,6 +608,7 @@ class Index:
         return (yield from directory.go_on(self.leaver.refused))
 
     def drain(self) -> Steps[bool]:
+        self.leaver.brings_back = not all(one.is_over for one in self.returns)
         return (yield from self.leaver.run())
 
     def take_over(self, take: draining.Take) -> Steps[bool]:
@@ -592,6 +625,7 @@ class Index:
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from promotion.rebuild(self.seed)
         yield from promotion.appoint(self.seed)
+        yield from returning.give_up(self.seed)
 
     def beat(self) -> Steps[None]:
         """Asks the seed whether it is there, and renews this host's lease."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -192,7 +193,7 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
 # record's from then on: `rules/draining.py` has the transaction.
 
 
-def take_segments(
+def take_values(
     root: Root,
     values: Sequence[tuple[bytes, Record]],
     host: bytes | None,
@@ -200,7 +201,7 @@ def take_segments(
     publish: Callable[[Sequence[Record], Sequence[SealedSegment]], Result],
     deadline: float,
 ) -> Result:
-    """Copies the segments of values that lie on one host to files of this one.
+    """Copies the segments of values that lie on one host to files of this one. What has none is named as it is.
 
     Args:
         values: keys, each with its record, which has `hosts`.
@@ -212,27 +213,32 @@ def take_segments(
         StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
     own = root.member_id()
-    drafts: list[Draft] = []
-    taken: list[tuple[int, int]] = []  # of each draft: which value's, which segment's
-    for which, (key, record) in enumerate(values):
-        for number, (at, extent) in enumerate(zip(record.hosts or (), record.segments, strict=False)):
-            if at == host or (host is None and at != own):
-                drafts.append(_draft_of(root, key, record, at, extent, fetch, deadline))
-                taken.append((which, number))
+    taken = [
+        (value, number)
+        for value, (_, record) in enumerate(values)
+        for number, one in enumerate(record.hosts or ())
+        if one == host or (host is None and one != own)
+    ]
+    drafts = [
+        _draft_of(root, key, record, (record.hosts or ())[number], record.segments[number], fetch, deadline)
+        for (key, record), number in ((values[value], number) for value, number in taken)
+    ]
 
     def name(changes: list[Change]) -> Result:
         sealed = [segment for change in changes for segment in change.segments]
-        hosts = [list(record.hosts or (own,) * len(record.segments)) for _, record in values]
         extents = [list(record.segments) for _, record in values]
-        for (which, number), one in zip(taken, sealed, strict=True):
-            base = extents[which][number].base  # the others stay where they are in the value's range of addresses
-            extents[which][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
-            hosts[which][number] = own
+        hosts = [list(record.hosts or ()) for _, record in values]
+        for (value, number), one in zip(taken, sealed, strict=True):
+            base = extents[value][number].base  # the others stay where they are in the value's range of addresses
+            extents[value][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[value][number] = own
         named = [
             msgspec.structs.replace(
-                record, put_id=found[0].put_id, size=len(found), parts=encode_extents(found), hosts=tuple(at)
+                record, put_id=of[0].put_id, size=len(of), parts=encode_extents(of), hosts=tuple(lying)
             )
-            for (_, record), found, at in zip(values, extents, hosts, strict=True)
+            if lying
+            else record
+            for (_, record), of, lying in zip(values, extents, hosts, strict=True)
         ]
         return publish(named, sealed)
 
@@ -240,6 +246,27 @@ def take_segments(
         return fill_and_publish(root, drafts, name, deadline)
 
     return retry_after_sweep(make, root, drafts, deadline, values[0][0].decode() if len(values) == 1 else None)
+
+
+def read_file(path: str, wanted: SegmentRanges) -> bool:
+    """Copies ranges of a file of this host into memory. Returns False if it is gone, or shorter."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        pieces = wanted.pieces
+        for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
+            at, left = int(offset), int(size)
+            memory = memoryview((ctypes.c_char * left).from_address(int(address))).cast("B")
+            while left:
+                count = os.preadv(fd, [memory[-left:]], at)
+                if not count:
+                    return False
+                at, left = at + count, left - count
+        return True
+    finally:
+        os.close(fd)
 
 
 def _draft_of(

@@ -96,7 +96,15 @@ def test_a_rule_that_is_left_out_would_be_found(mutation: str, monkeypatch: pyte
 
 def test_schedules_reach_every_answer() -> None:
     seen: set[type[Any]] = {Forgotten, PartsChanged, Announced, Met, Refused}  # of these there are scripts and tests
-    scenes = ("storm", "hand-overs", "losses", "promotions by themselves", "roots with keys", "shards in a storm")
+    scenes = (
+        "storm",
+        "hand-overs",
+        "losses",
+        "promotions by themselves",
+        "roots with keys",
+        "shards in a storm",
+        "returns",
+    )
     for seed, scene in itertools.product(range(8), scenes):
         schedule = Schedule(SCENES[scene], seed)
         schedule.run()
