@@ -8,8 +8,8 @@ import pytest
 
 from memstore.distributed.rules import client, directory, owning, recovery, replicas
 from memstore.distributed.rules.messages import Change, Committed, Place, Policy
-from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
 from tests.distributed.rules.mutations import mutation
+from tests.distributed.rules.returns import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scripts import Play, die, got, script
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import key_at
@@ -259,10 +259,8 @@ def _(patch: Patch) -> None:
 @mutation("a host that was asked for a replica is believed to have it", "replicas, deaths and kills")
 def _(patch: Patch) -> None:
     def believed(tables: Any, key: bytes) -> Any:
-        entry = tables.record(key)
-        hosts = [
-            host for host, at in tables.keepers(key) if at == entry.version and host in tables.own_standing.roster.ids
-        ]
+        entry, ids = tables.records.get(key), tables.own_standing.roster.ids
+        hosts = [host for host, at in tables.keepers(key) if entry and at == entry.version and host in ids]
         return (hosts[0], entry.version) if hosts else None
 
     patch.setattr(SimTables, "replica", believed)
