@@ -335,7 +335,7 @@ class ClusterStatus:
         hosts: the members, each as it says itself.
         deputies: the addresses of the hosts that can be the seed without loss, since they have a copy of its directory.
         recovering: of each host that was removed and whose groups aren't back yet: who recovers them, and what for it
-            waits.
+            waits; and of each that comes back, what it has brought, and what stays away.
         lost: keys that were lost with a removed host, and groups that it owned, of which what it has put itself was
             lost; each with that host. 100 of them at most.
     """
