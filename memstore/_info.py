@@ -70,6 +70,8 @@ class EntryInfo:
         leaves: its tensors.
         files: the paths of its bytes.
         owner: of a store on several hosts, the one that owns the key: its name and address. Else None.
+        recovered: the host that owned the key was removed, and this version is the newest that the others had. It is
+            the newest of all, unless another host was lost as well, or did not answer.
     """
 
     key: str
@@ -81,6 +83,7 @@ class EntryInfo:
     leaves: tuple[LeafInfo, ...]
     files: tuple[str, ...]
     owner: str | None = None
+    recovered: bool = False
 
     def __str__(self) -> str:
         return f"{self.key!r} version {self.version}: {self.structure}, {self.kind}, {size(self.nbytes)}"
@@ -347,7 +350,7 @@ class ClusterStatus:
         hosts: the members, each as it says itself.
         deputies: the addresses of the hosts that can be the seed without loss, since they have a copy of its directory.
         recovering: of each host that was removed and whose groups aren't back yet: who recovers them, and what for it
-            waits.
+            waits; and of each that comes back, what it has brought, and what stays away.
         lost: keys that were lost with a removed host, and groups that it owned, of which what it has put itself was
             lost; each with that host. 100 of them at most.
     """

@@ -14,10 +14,12 @@
     │   └── VersionConflictError                    the key has another version than expect_version
     ├── the store (open it differently)
     │   ├── NotAStoreError
+    │   │   └── NoBucketError (FileNotFoundError)   an object store has no such bucket
     │   ├── AlreadyExistsError (FileExistsError)
     │   ├── FormatVersionError
     │   ├── AmbiguousCheckpointError                a folder has checkpoints of two libraries
     │   ├── PermissionDeniedError (PermissionError)
+    │   │   └── CredentialsError                    an object store: none, expired or wrong ones, or a wrong clock
     │   ├── UnsupportedFilesystemError
     │   ├── ReadOnlyError
     │   └── StoreClosedError
@@ -28,7 +30,8 @@
     │   ├── StoreFullError (OSError, ENOSPC)
     │   │   └── QuotaExceededError (EDQUOT)         the keys with a prefix may take no more
     │   ├── ResourceLimitError (OSError)            files, their size, memory, mappings, processes
-    │   ├── StorageError (OSError)                  storage that hosts share: not mounted, read-only, failing
+    │   ├── StorageError (OSError)                  storage that hosts share, or an object store: failing
+    │   │   └── ThrottledError                      an object store that wants fewer requests
     │   ├── StoreTimeoutError (TimeoutError)
     │   └── ContentionError
     ├── the bytes (restore, repair)
@@ -148,6 +151,10 @@ class NotAStoreError(MemstoreError):
     """There is no store or snapshot: no such folder, or `memstore.json` is missing, foreign or damaged."""
 
 
+class NoBucketError(NotAStoreError, FileNotFoundError):
+    """The bucket, or container, of a URL doesn't exist, or not in this region. The message names it."""
+
+
 class AlreadyExistsError(MemstoreError, FileExistsError):
     """The thing that the call would create exists: a store (mode "x"), a dataset, a snapshot, an export's target."""
 
@@ -162,6 +169,10 @@ class AmbiguousCheckpointError(MemstoreError):
 
 class PermissionDeniedError(MemstoreError, PermissionError):
     """The store's folder or a file in it isn't accessible, belongs to others, is open to others, or is a link."""
+
+
+class CredentialsError(PermissionDeniedError):
+    """An object store got no credentials, expired ones or wrong ones; or this host's clock is off, which it refuses."""
 
 
 class UnsupportedFilesystemError(MemstoreError):
@@ -237,7 +248,8 @@ class ResourceLimitError(_ErrnoError):
 class StorageError(_ErrnoError):
     """Storage that hosts share isn't mounted here, is read-only or fails, or lacks what another host has written.
 
-    `path` is the file or folder, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
+    The same is raised for an object store that answers with failures, or not at all, for longer than is repeated.
+    `path` is the file, folder or URL, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
     """
 
     errno_default = errno.EIO
@@ -253,6 +265,13 @@ class StorageError(_ErrnoError):
     ) -> None:
         super().__init__(message, key=key, code=code)
         self.path, self.host = path, host
+
+
+class ThrottledError(StorageError):
+    """An object store answers that there are too many requests, for longer than they are repeated. `path` is the URL.
+
+    Nothing is lost: the same call goes on with what is there.
+    """
 
 
 class StoreTimeoutError(MemstoreError, TimeoutError):

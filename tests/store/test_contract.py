@@ -111,7 +111,8 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 
 FIELDS = {
-    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"],
+    "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"]
+    + ["recovered"],
     "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
     "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [

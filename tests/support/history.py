@@ -13,6 +13,9 @@
 A store is linearizable a key: each operation seems to happen at one moment between its start and its end, once. An
 operation whose outcome is not known (its client was killed, or got `UnknownOutcomeError`) happens at one moment after
 its start, or never.
+
+A *loss* stands for the death of a host, as far as promise P8 lets it be seen: with it goes a value that lay there, and
+of a key that the host owned a change that nobody has acknowledged.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from memstore.errors import (
 # --- Operations ------------------------------------------------------------------------------------------------------
 
 
-Kind = Literal["put", "get", "delete", "wait"]
+Kind = Literal["put", "get", "delete", "wait", "loss"]
 UNKNOWN = float("inf")  # an end: the operation may have happened, or may happen yet
 
 
@@ -59,6 +62,8 @@ class Operation:
         expect_version: of puts and deletes, as in `Store.put`; 0: no such key.
         newer_than: of waits.
         client: who did it, for messages.
+        lost: of a loss: the values that may be gone. With the end UNKNOWN it may not be seen at all.
+        undoes: of a loss: changes that were not acknowledged may be undone.
     """
 
     kind: Kind
@@ -70,6 +75,8 @@ class Operation:
     expect_version: int | None = None
     newer_than: int = 0
     client: str = ""
+    lost: tuple[int | str, ...] = ()
+    undoes: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -78,7 +85,7 @@ class Operation:
     @property
     def changes(self) -> bool:
         """Whether it changes the key, where it happens."""
-        return self.kind == "put" or (self.kind == "delete" and self.version != 0)
+        return self.kind in ("put", "loss") or (self.kind == "delete" and self.version != 0)
 
     def __str__(self) -> str:
         told = [
@@ -323,6 +330,7 @@ class _State(NamedTuple):
     least: int  # the version of the key is this one or a later one; where it is absent: the last that it had
     most: float  # and not a later one than this
     ordered: int  # how many of the puts with known versions are done
+    sure: int  # as `present`, after the last change that was acknowledged
 
 
 class Search:
@@ -344,7 +352,8 @@ class Search:
         by_version = {version: number for number, version in self._versions.items()}
         self._shows = [self._shown_by(one, puts, by_version) for one in self._operations]
         self._observed = set(self._shows)
-        self._furthest = _State(0, _ABSENT, 0, 0, 0)
+        self._lost = [frozenset(puts[value] for value in one.lost if value in puts) for one in self._operations]
+        self._furthest = _State(0, _ABSENT, 0, 0, 0, _ABSENT)
 
     def succeeds(self) -> bool:
         waiting = [self._furthest]
@@ -426,8 +435,11 @@ class Search:
                 done = bound.done | 1 << number
                 if one.kind == "put":
                     yield from self._put(number, bound._replace(done=done))
+                elif one.kind == "loss":
+                    yield from self._lose(number, bound._replace(done=done))
                 elif one.kind == "delete" and one.changes:
-                    yield number, bound._replace(done=done, present=_ABSENT, most=bound.least)
+                    sure = _ABSENT if one.is_known else bound.sure
+                    yield number, bound._replace(done=done, present=_ABSENT, most=bound.least, sure=sure)
                 else:  # a read that tells of the version of a put that did not
                     yield number, bound._replace(done=done)
 
@@ -444,6 +456,9 @@ class Search:
             is_known = number < self._known
             if not one.changes:
                 if self._shows[number] in (_UNTOLD, _OLD):
+                    found.append(number)
+            elif one.kind == "loss":
+                if is_known or (wants_absence and state.present in self._lost[number]):
                     found.append(number)
             elif one.kind == "delete":
                 if is_known or wants_absence:
@@ -463,7 +478,7 @@ class Search:
             if state.least <= one.newer_than:
                 yield state._replace(most=min(state.most, one.newer_than))
         elif expected is None:
-            if one.kind == "put" or is_present:
+            if one.kind in ("put", "loss") or is_present:
                 yield state
         elif expected == 0:
             if not is_present:
@@ -473,7 +488,20 @@ class Search:
 
     def _put(self, number: int, state: _State) -> Iterator[tuple[int, _State]]:
         version = self._versions.get(number)
+        sure = number if number < self._known else state.sure
         if version is None:
-            yield number, state._replace(present=number, least=state.least + 1, most=float("inf"))
+            yield number, state._replace(present=number, least=state.least + 1, most=float("inf"), sure=sure)
         elif number == self._in_order[state.ordered] and version > state.least:
-            yield number, _State(state.done, number, version, version, state.ordered + 1)
+            yield number, _State(state.done, number, version, version, state.ordered + 1, sure)
+
+    def _lose(self, number: int, state: _State) -> Iterator[tuple[int, _State]]:
+        """The ways in which a key may stand afterwards: as before, without its value, or as it was acknowledged."""
+        one = self._operations[number]
+        if one.is_known:
+            yield number, state._replace(sure=state.present)
+        if state.present in self._lost[number] or (one.undoes and state.present != state.sure):
+            yield number, state._replace(present=_ABSENT, most=state.least, sure=_ABSENT)
+        if one.undoes and state.present != state.sure and state.sure not in (_ABSENT, *self._lost[number]):
+            least = self._versions.get(state.sure, 0)
+            most = least or float("inf")
+            yield number, state._replace(present=state.sure, least=least, most=most)

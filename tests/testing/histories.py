@@ -17,6 +17,7 @@ class Key(NamedTuple):
     value: int | str | None = None
     version: int = 0
     last: int = 0  # the highest version given
+    sure: tuple[int | str | None, int] = (None, 0)  # value and version, after the last change that was acknowledged
 
 
 @st.composite
@@ -109,10 +110,21 @@ def _happening(one: Operation, key: Key, named: Sequence[int]) -> Iterator[Key]:
         return
     if one.kind == "put":
         given = [one.version] if one.version is not None else [key.last + 1, *named]
-        yield from (Key(one.value, version, version) for version in given if version > key.last)
+        for version in given:
+            if version > key.last:
+                sure = (one.value, version) if one.end != UNKNOWN else key.sure
+                yield Key(one.value, version, version, sure)
     elif one.kind == "delete":
         if (one.version == 0) == (key.version == 0):
+            yield Key(last=key.last, sure=(None, 0) if one.end != UNKNOWN else key.sure)
+    elif one.kind == "loss":
+        is_undone = one.undoes and key.sure != (key.value, key.version)
+        if one.end != UNKNOWN:
+            yield key._replace(sure=(key.value, key.version))
+        if is_undone or key.value in one.lost:
             yield Key(last=key.last)
+        if is_undone and key.sure[0] is not None and key.sure[0] not in one.lost:
+            yield Key(*key.sure, key.last, key.sure)
     elif one.kind == "wait":
         if one.version == key.version > one.newer_than or (one.version is None and key.version <= one.newer_than):
             yield key

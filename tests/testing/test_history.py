@@ -41,7 +41,28 @@ def wait(newer_than: int, start: float, end: float, version: int | None = None) 
     return Operation("wait", "key", start, end, version=version, newer_than=newer_than)
 
 
+def loss(start: float, end: float, *lost: str, undoes: bool = False) -> Operation:
+    return Operation("loss", "key", start, end, lost=lost, undoes=undoes)
+
+
 GOOD: dict[str, list[Operation]] = {
+    "a value that is lost": [put("a", 0, 1, 1), loss(2, UNKNOWN, "a"), get("a", 3, 4), missing(5, 6)],
+    "a value that could be lost": [put("a", 0, 1, 1), loss(2, UNKNOWN, "a"), get("a", 5, 6)],
+    "a put after a loss": [put("a", 0, 1, 1), loss(2, 3, "a"), missing(4, 5), put("b", 6, 7, 9), get("b", 8, 9)],
+    "a put that was seen, not acknowledged, and undone": [
+        put("a", 0, 1, 1),
+        put("b", 2, UNKNOWN),
+        get("b", 3, 4),
+        loss(5, 6, undoes=True),
+        get("a", 7, 8, 1),
+    ],
+    "a delete that was seen, not acknowledged, and undone": [
+        put("a", 0, 1, 1),
+        delete(2, UNKNOWN),
+        missing(3, 4),
+        loss(5, 6, undoes=True),
+        get("a", 7, 8, 1),
+    ],
     "nothing": [],
     "a get while a put goes on sees it": [put("a", 0, 9, 1), get("a", 1, 2), get("a", 3, 4)],
     "or does not": [put("a", 0, 9, 1), missing(1, 2), get("a", 3, 4)],
@@ -58,6 +79,28 @@ GOOD: dict[str, list[Operation]] = {
 }
 
 BAD: dict[str, list[Operation]] = {
+    "a value is gone that no loss has taken": [put("a", 0, 1, 1), loss(2, 3, "b", undoes=True), missing(4, 5)],
+    "a value is gone before the loss": [put("a", 0, 1, 1), missing(2, 3), loss(4, UNKNOWN, "a"), get("a", 5, 6)],
+    "a lost value is back": [put("a", 0, 1, 1), loss(2, UNKNOWN, "a"), missing(3, 4), get("a", 5, 6)],
+    "a deleted value is back after a loss": [
+        put("a", 0, 1, 1),
+        delete(2, 3),
+        loss(4, 5, "a", undoes=True),
+        get("a", 6, 7),
+    ],
+    "an acknowledged put is undone": [
+        put("a", 0, 1, 1),
+        put("b", 2, 3, 2),
+        loss(4, 5, "c", undoes=True),
+        get("a", 6, 7),
+    ],
+    "an undone value is the old one, and not of no version": [
+        put("a", 0, 1, 1),
+        put("b", 2, UNKNOWN),
+        get("b", 3, 4),
+        loss(5, 6),
+        get("a", 7, 8, 1),
+    ],
     "an acknowledged put that is lost": [put("a", 0, 1, 1), missing(2, 3)],
     "an acknowledged put that is lost for the one before": [put("a", 0, 1, 1), put("b", 2, 3, 2), get("a", 4, 5)],
     "a value that was never put": [put("a", 0, 1, 1), get("b", 2, 3)],

@@ -24,6 +24,7 @@ from memstore.distributed.rules import (
     NoSession,
     Ownership,
     Place,
+    Remembered,
     Standing,
 )
 from memstore.engine import (
@@ -116,6 +117,8 @@ def record_of(entry: Entry, member: bytes) -> Record:
     record = _read(entry.body)
     extents = _extents_of(record)
     _check(_is_consistent(record, extents), "its numbers don't fit one another")
+    if not extents and not entry.places and record.adopted is None:  # it is in the body
+        return msgspec.structs.replace(record, version=entry.version)
     hosts = tuple(place.host for place in entry.places)
     if record.adopted is None:
         found = [(place.put_id, place.segment) for place in entry.places]
@@ -158,15 +161,18 @@ def _lying_here(record: Record, extents: Sequence[SegmentExtent], version: int) 
 
 
 def _is_consistent(record: Record, extents: Sequence[SegmentExtent]) -> bool:
-    numbers = (record.put_id, record.nbytes, record.start)
-    named = [record.inline, record.parts, record.adopted]
+    # Written out: an heir looks at a million records, and a loop over three numbers takes as long as all the rest.
     return (
-        (record.version, record.segment, record.size, record.hosts) == (0, 0, len(extents), None)
-        and all(0 <= number <= _LARGEST for number in numbers)
+        record.version == record.segment == 0
+        and record.size == len(extents)
+        and record.hosts is None
+        and 0 <= record.put_id <= _LARGEST
+        and 0 <= record.nbytes <= _LARGEST
+        and 0 <= record.start <= _LARGEST
         and math.isfinite(record.created)
-        and len(named) - named.count(None) <= 1
+        and (record.inline is not None) + (record.parts is not None) + (record.adopted is not None) <= 1
         and (record.inline is None or record.nbytes == len(record.inline) <= _INLINE_LIMIT)
-        and len(record.objects_checksum or bytes(_CHECKSUM)) == _CHECKSUM
+        and (record.objects_checksum is None or len(record.objects_checksum) in (0, _CHECKSUM))
         and len(record.checksums or b"") % _CHECKSUM == 0
         and _has_room(record, extents)
     )
@@ -217,7 +223,20 @@ class _KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 Keepers = tuple[tuple[bytes, int], ...]
-_kinds = (Backup, Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _KeptCall, _Lent)
+_kinds = (
+    Backup,
+    Copy,
+    Entry,
+    Grant,
+    KeptGroup,
+    LastCall,
+    LeavingGroup,
+    Ownership,
+    Remembered,
+    Standing,
+    _KeptCall,
+    _Lent,
+)
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _kinds}
 
 

@@ -37,6 +37,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Remembered,
     Standing,
     dispose,
     passing_over,
@@ -593,6 +594,9 @@ class CatalogTables:
         elif self._transaction.row(tables.KEEPERS, key) is not None:
             self._delete(tables.KEEPERS, key)
 
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
+        return self._readable(tables.KEEPERS, lambda key, stored: keepers_of(tables.body_of(key, stored)), limit, after)
+
     def is_unnoted(self, key: bytes) -> bool:
         return self._transaction.row(tables.UNNOTED, key) is not None
 
@@ -618,6 +622,48 @@ class CatalogTables:
         return self._readable(
             tables.LOST, lambda key, stored: tables.body_of(key, stored).decode(errors="replace"), limit
         )
+
+    def drop_lost(self, name: bytes, who: str) -> None:
+        try:
+            said = tables.read_body(self._transaction, tables.LOST, name)
+        except CorruptionError:
+            said = None
+        if said is not None and (not who or said.decode(errors="replace") == who):
+            self._delete(tables.LOST, name)
+
+    # --- keys that aren't there any more ------------------------------------------------------------------------------
+
+    def remembers(self) -> bool:
+        return self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None
+
+    def put_remembers(self, remembers: bool) -> None:
+        if remembers:
+            self._put(tables.REMEMBERED, tables.REMEMBERS, b"")
+        elif self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None:
+            self._delete(tables.REMEMBERED, tables.REMEMBERS)
+
+    def remembered(self, key: bytes) -> Remembered | None:
+        try:
+            said = tables.read_body(self._transaction, tables.REMEMBERED, key)
+            return None if said is None else decode(Remembered, said)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return Remembered()
+
+    def put_remembered(self, key: bytes, row: Remembered) -> None:
+        check_encoded(key)
+        self._put(tables.REMEMBERED, key, row)  # also where there is no room: it is written for a deletion
+
+    def forget(self, key: bytes) -> None:
+        if self._transaction.row(tables.REMEMBERED, key) is not None:
+            self._delete(tables.REMEMBERED, key)
+
+    def all_remembered(self, limit: int) -> list[bytes]:
+        rows = self._transaction.rows_with(tables.REMEMBERED, b"", limit + 1)
+        return [key for key, _ in rows if key != tables.REMEMBERS][:limit]
+
+    def count_remembered(self) -> int:
+        return self._transaction.count(tables.REMEMBERED)
 
     # --- segments of other hosts that are to be told ------------------------------------------------------------------
 

@@ -326,6 +326,12 @@ class OtherHosts:
             owner = self._member
         return owner
 
+    def is_recovered(self, key: bytes, version: int) -> bool:
+        group = group_of(key)
+        grant = catalog.look(self._root, lambda tables: tables.owned(group), deadline_after(_TO_OPEN))
+        grant = grant or self._client.known_grant(group)
+        return grant is not None and version >> rules.EPOCH_BITS < grant.recovered
+
     def owners_of(self, keys: Sequence[bytes], deadline: float) -> list[bytes | None]:
         found = self._drive(self._client.owners_of(groups_of(keys)), deadline)
         return [found[group_of(key)] for key in keys]

@@ -11,6 +11,8 @@ client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
+remembering what owners remember of keys that are gone, while removed hosts may come back
+returning  a removed host comes back, as a new member, with what nobody has put or deleted since
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -26,6 +28,7 @@ from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, Lease
 from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
+    EPOCH_BITS,
     KEY_LIMIT,
     LONGEST_NAME,
     LONGEST_WAIT,
@@ -79,6 +82,7 @@ from memstore.distributed.rules.messages import (
     Renew,
     Request,
     Resolve,
+    Returning,
     Roster,
     Serve,
     Stale,
@@ -102,6 +106,7 @@ from memstore.distributed.rules.reading import (
     wait_any_of,
     wait_there,
 )
+from memstore.distributed.rules.returning import FormerEntry, FormerRoot
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
     NOT_SENT,
@@ -113,6 +118,7 @@ from memstore.distributed.rules.steps import (
     NotSent,
     Pause,
     Race,
+    Remembered,
     Send,
     Steps,
     Tables,
@@ -122,6 +128,7 @@ from memstore.distributed.rules.steps import (
 )
 
 __all__ = [
+    "EPOCH_BITS",
     "Announce",
     "Answer",
     "Ask",
@@ -143,6 +150,8 @@ __all__ = [
     "FindBackups",
     "FindOwners",
     "Finish",
+    "FormerEntry",
+    "FormerRoot",
     "Gather",
     "Give",
     "GiveUp",
@@ -188,10 +197,12 @@ __all__ = [
     "ROWS_LIMIT",
     "Race",
     "Refused",
+    "Remembered",
     "Remove",
     "Renew",
     "Request",
     "Resolve",
+    "Returning",
     "Roster",
     "Send",
     "Serve",

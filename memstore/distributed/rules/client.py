@@ -236,6 +236,11 @@ class Client:
         if len(owners) > 1 and standing is not None:
             raise _several(standing, owners)
 
+    def known_grant(self, group: bytes) -> Grant | None:
+        """Returns the grant of that owner."""
+        row = self._owners.get(group)
+        return None if row is None else row.grant
+
     def known_owner(self, group: bytes) -> bytes | None:
         """Returns the member that was the owner when the directory was asked last. It may be another one by now."""
         row = self._owners.get(group)

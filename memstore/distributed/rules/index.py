@@ -10,7 +10,18 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, promotion, recovery, roster, sharded
+from memstore.distributed.rules import (
+    directory,
+    draining,
+    fence,
+    owning,
+    promotion,
+    recovery,
+    remembering,
+    returning,
+    roster,
+    sharded,
+)
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -20,6 +31,7 @@ from memstore.distributed.rules.messages import (
     AskSilence,
     BringGroups,
     Brought,
+    CameBack,
     ClaimGroups,
     Close,
     Commit,
@@ -50,6 +62,7 @@ from memstore.distributed.rules.messages import (
     Named,
     Note,
     Obey,
+    Offer,
     Open,
     Opened,
     Place,
@@ -63,6 +76,8 @@ from memstore.distributed.rules.messages import (
     Renew,
     Request,
     Resolve,
+    Return,
+    Returns,
     Roster,
     Serve,
     Silence,
@@ -110,7 +125,9 @@ class Index:
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
+        was_member: the seed has said so since this process was started.
         leaver: this host, as one that is drained.
+        returns: what it brings back, of each removed root that was served here before.
     """
 
     def __init__(
@@ -137,6 +154,7 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
+        self.was_member = False
         self._watch = fence.SeedWatch(clock, promote_after)
         self._lease = lease or fence.Lease(clock, [0])
         self._leases = fence.Leases(clock, remove_after)
@@ -144,7 +162,8 @@ class Index:
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
-        self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
+        self.returns: list[returning.Returns] = []
+        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
         self._stale: int | None = None  # the same, for backups that don't count any more
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
@@ -194,6 +213,11 @@ class Index:
             case Lost():
                 recovery.note_lost(tables, request.who, request.names)
                 return Done()
+            case CameBack():
+                returning.take_word(tables, request)
+                return Done()
+            case Offer():
+                return returning.answer_offer(tables, standing, request)
             case FindBackups():
                 return recovery.find_backups(tables, standing, request)
             case Named():
@@ -237,7 +261,7 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return,
     ) -> Answer:
         match request:
             case Ask():
@@ -250,6 +274,8 @@ class Index:
                 return roster.finish(tables, standing, self.seed, request)
             case Recovered():
                 return roster.recovered(tables, standing, self.seed, request)
+            case Return():
+                return returning.answer_return(tables, standing, self.seed, request)
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
@@ -303,7 +329,7 @@ class Index:
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
             case Remove() | Drain() | Finish() | BringGroups():
                 return isinstance(answer, Later)
-            case Inherit() | Recovered():
+            case Inherit() | Recovered() | Return():
                 return isinstance(answer, Later)
             case Commit() | Publish():
                 return isinstance(answer, Unnoted)
@@ -369,6 +395,8 @@ class Index:
         answer = yield from send(seed or self._addresses[0], request)
         if standing is not None and answer is not None:
             self._watch.hear(standing)
+            says_so = isinstance(answer, IsRoster) and standing.member in answer.roster.ids
+            self.was_member = self.was_member or says_so or isinstance(answer, Done)
         if answer is None and standing is not None and seed is not None:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))
@@ -499,13 +527,26 @@ class Index:
         is_heir = yield from self.recovery.run()
         if standing.is_joining:
             yield from roster.finish_joining(standing)
-        elif self._swept != standing.losses:
+        elif self._swept != (standing.losses, standing.roster.returns):
             yield from roster.drop_lost(self.seed)
-            self._swept = standing.losses
+            yield from draining.forget_gone()
+            self._swept = standing.losses, standing.roster.returns
         elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
             self._stale = standing.losses
+        yield from remembering.forget_all()
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
+
+    def bring_back(self, root: returning.FormerRoot, take: returning.Take) -> None:
+        """Has `return_all` bring back what a removed root had that was served here before."""
+        self.returns.append(returning.Returns(root, take))
+
+    def return_all(self) -> Steps[bool]:
+        """Brings back what may come back. Returns whether there is more to do."""
+        for one in self.returns:
+            if not one.is_over and not (yield from one.run()):
+                return True
+        return False
 
     def note(self) -> Steps[bool]:
         return (yield from self.notes.run())
@@ -514,6 +555,7 @@ class Index:
         return (yield from directory.go_on(self.leaver.refused))
 
     def drain(self) -> Steps[bool]:
+        self.leaver.brings_back = not all(one.is_over for one in self.returns)
         return (yield from self.leaver.run())
 
     def take_over(self, take: draining.Take) -> Steps[bool]:
@@ -530,6 +572,7 @@ class Index:
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from promotion.rebuild(self.seed)
         yield from promotion.appoint(self.seed)
+        yield from returning.give_up(self.seed)
 
     def beat(self) -> Steps[None]:
         """Asks the seed whether it is there, and renews this host's lease."""

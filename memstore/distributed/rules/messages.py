@@ -95,6 +95,9 @@ class Departed(msgspec.Struct, frozen=True, array_like=True):
     is_ready: bool = False
 
 
+Returns = tuple[tuple[bytes, bytes], ...]
+
+
 class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
 
@@ -110,6 +113,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         lease: nanoseconds of the leases that members hold, of three members or more; 0: none. See `fence.py`.
         leased: ids of members that obey it for sure: the seed removes no other one by itself.
         departed: members that were removed, until their groups have owners again.
+        returns: members that were removed and may come back, each with the member that brings back what it had (empty:
+            none yet). See `returning.py`.
     """
 
     cluster: bytes
@@ -125,6 +130,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     lease: Number = 0
     leased: tuple[bytes, ...] = ()
     departed: tuple[Departed, ...] = ()
+    returns: Returns = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:
@@ -154,6 +160,10 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     def departed_of(self, member: bytes) -> Departed | None:
         """Returns a member that was removed, if its groups have no owner yet."""
         return next((one for one in self.departed if one.member.id == member), None)
+
+    def may_return(self, member: bytes) -> bool:
+        """Returns whether a member that was removed may come back."""
+        return any(member == former for former, _ in self.returns)
 
     @property
     def seed_address(self) -> str:
@@ -210,11 +220,13 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
         number: `term << TERM_BITS`, and a counter of the seed on top. It never repeats.
         epoch: in which it was given. Versions that are assigned under it are above `epoch << EPOCH_BITS`.
         after: the number of the grant whose records its member was handed; 0: the group was new.
+        recovered: versions below `recovered << EPOCH_BITS` were recovered after their owner was removed.
     """
 
     number: Number
     epoch: Number
     after: Number = 0
+    recovered: Number = 0
 
     @property
     def term(self) -> int:
@@ -228,6 +240,8 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
         giver: who has handed it over, and may have it still. If the owner is removed, it is the giver's again.
         since: the number of the first grant from which on other hosts' backups of the group count: the owner has told
             them of each change since. 0: this grant's.
+        former: the removed member that owned it last: nobody has changed its keys between that and this grant, and this
+            owner remembers what is deleted. None: nobody knows.
     """
 
     group: Group
@@ -235,6 +249,7 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
     grant: Grant
     giver: Id | None = None
     since: Number = 0
+    former: Id | None = None
 
     @property
     def first(self) -> int:
@@ -264,6 +279,23 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
+class Returning(msgspec.Struct, frozen=True, array_like=True):
+    """What a version is that comes back: it counts only if nobody has put or deleted its key since it was lost.
+
+    Attributes:
+        former: the removed member that had it.
+        by: the member that brings it back.
+        version: that it had.
+        under: the number of the grant of a group that `former` owned last, as the directory says; 0: it was put into
+            the group of another owner.
+    """
+
+    former: Id
+    by: Id
+    version: Number
+    under: Number = 0
+
+
 class Change(msgspec.Struct, frozen=True, array_like=True):
     """One key's part of a commit: its new content, or with `body` None its deletion.
 
@@ -272,6 +304,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
         is_mutable: as of `Entry`.
         seals: the put id of the mutable entry that the key must have; 0: it must have none. With `is_mutable`, that
             entry gets a new version, and nothing else changes.
+        returns: it is put only if it may come back.
     """
 
     key: Key
@@ -281,6 +314,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     missing_ok: bool = False
     is_mutable: bool = False
     seals: Number = 0
+    returns: Returning | None = None
 
     @property
     def renews(self) -> bool:
@@ -790,6 +824,33 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=60):
     names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
 
 
+class Return(msgspec.Struct, frozen=True, array_like=True, tag=110):
+    """Asks the seed whether a member may bring back what a removed one had. Its answer is `IsRoster`, or why not.
+
+    Attributes:
+        is_over: it has brought back all that may come back.
+    """
+
+    former: Id
+    by: Id
+    is_over: bool = False
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag=111):
+    """Asks an owner which versions that were lost may come back. Its answer is `Offered`."""
+
+    keys: Annotated[tuple[Key, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    grants: Grants
+    rows: Annotated[tuple[Returning, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+
+
+class CameBack(msgspec.Struct, frozen=True, array_like=True, tag=112):
+    """Tells a member which names are no longer lost with a removed member. Its answer is `Done`."""
+
+    who: Text
+    names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
+
+
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
@@ -1012,15 +1073,24 @@ class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
     after: Prefix = b""
 
 
+MAY_RETURN, STAYS_AWAY, IS_PUT_SINCE, IS_THERE = range(4)  # what becomes of a version that is offered
+
+
+class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
+    """Of each version that was offered: what becomes of it, as above. `IS_THERE`: it never was lost."""
+
+    fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
-    | Note | Keep | Inherit | FindBackups | Recovered | Lost
+    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp
+    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp | Offered
 )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 
 import msgspec
 
+from memstore.distributed.rules import remembering
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     EPOCH_BITS,
@@ -151,15 +152,16 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         kept.version is None or not is_free or grant.epoch > standing.roster.epoch
     ):  # records may name hosts that are new
         return False
-    page = tables.kept_page(group, ROWS_LIMIT)
+    page, ids = tables.kept_page(group, ROWS_LIMIT), standing.roster.ids
     for key, entry in page:
         tables.forget_kept(key)
         if entry is None:
             tables.put_damaged(key)
             continue
-        if any(place.host not in standing.roster.ids for place in entry.places):
+        if entry.places and any(place.host not in ids for place in entry.places):
             with passing_over(tables, key):  # that host was removed while the group was on its way
                 dispose(tables, standing, entry.places)
+            remembering.note(tables, Change(key, None))
             note_change(tables, standing, Change(key, None), 0)
             continue
         try:
@@ -306,6 +308,10 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     keys = [change.key for change in request.changes]
     places = [place for change in request.changes for place in change.places]
     strange = are_strange(standing, request.call, places, keys[0])
+    if any(_is_unheard(standing, request.call, change) for change in request.changes):
+        return Later()
+    if request.keeper not in (None, *standing.roster.ids) and request.call.epoch > standing.roster.epoch:
+        return Later()  # who keeps it is new, and would be taken for one that is gone
     if isinstance(strange, Later):
         return strange
     refused = admit(tables, standing, groups_of(keys), request.grants, changes=strange is None)
@@ -316,6 +322,14 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     if isinstance(answer, Committed) and request.keeper is not None:
         answer = Committed(answer.versions, tuple(due(tables, keys).get(request.keeper, ())))
     return keep_answer(tables, request.call, answer)
+
+
+def _is_unheard(standing: Standing, call: Call, change: Change) -> bool:
+    """Returns whether this host hasn't heard yet that somebody brings back what a removed member had."""
+    one = change.returns
+    return (
+        one is not None and (one.former, one.by) not in standing.roster.returns and call.epoch > standing.roster.epoch
+    )
 
 
 def are_strange(standing: Standing, call: Call, places: Iterable[Place], key: bytes) -> Failed | Later | None:
@@ -372,10 +386,14 @@ def apply(
     found = [tables.head(change.key) for change in changes]
     here = ((one.key, place) for one in changes for place in one.places if is_here(standing, place))
     refused = next(filter(None, map(refused_change, changes, found)), None) or bytes_gone(tables, here)
+    if refused is None and standing is not None:
+        refused = next(filter(None, (_refused_return(tables, standing, change) for change in changes)), None)
     if refused is not None:
         return refused
     versions: list[int] = []
     for change, old in zip(changes, found, strict=True):
+        if standing is not None:
+            remembering.note(tables, change)
         if change.body is None:
             versions.append(old.version if old is not None else 0)
             tables.delete_record(change.key)
@@ -410,6 +428,12 @@ def refused_change(change: Change, old: Entry | None) -> Failed | None:
     if change.body is None and old is None and not change.missing_ok:
         return Failed("KeyNotFoundError", "", change.key)
     return None
+
+
+def _refused_return(tables: Tables, standing: Standing, change: Change) -> Failed | None:
+    if change.returns is None or remembering.may_return(tables, standing, change.key, change.returns):
+        return None
+    return Failed("VersionConflictError", "it was put or deleted since, or may have been", change.key)
 
 
 def bytes_gone(tables: Tables, places: Iterable[tuple[bytes, Place]]) -> Failed | None:

@@ -90,6 +90,7 @@ _LONGEST_WHO = 400  # characters
 
 log = logging.getLogger("memstore")
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
+_SOON = 0.0005  # the same, of an heir, for whom callers wait
 
 
 class NotRecovered(Later, frozen=True, array_like=True, tag=75):
@@ -558,7 +559,7 @@ class Recovery:
                     yield from transact(
                         lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some)
                     )
-                    yield from pause(_BETWEEN)
+                    yield from pause(_SOON)
                 if answer.after:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))

@@ -3,6 +3,7 @@
 agent          starts the index process, and starts it again
 supervision    what the two share: lock, options, news, pulse, transports
 joining        memstore.join, under a launcher
+returns        a host that was removed: its folder is set aside, and its values are put anew
 cluster        Cluster: status, remove, drain, promote; and what is asked of index processes
 __main__       the agent's program
 

@@ -130,7 +130,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
         memstore, torch, monarch: versions; empty: it isn't installed.
         leaving: what it still has, if it is drained.
         lost: names of keys and groups, with the hosts with which they were lost.
-        recovering: what it waits for, as the heir of a removed host; empty: it is none.
+        recovering: what it waits for, as the heir of a removed host, or has brought back as one; empty: it is none.
     """
 
     name: Text

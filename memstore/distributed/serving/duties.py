@@ -16,6 +16,7 @@
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | drain this host | 4 times a second, while it is to leave |
 | take over bytes that lie on a host that leaves | when that asks, and once a second, until all are taken |
+| bring back what a removed root had that was set aside | once a second, until it is over |
 | audit what other owners should name | every 5 seconds what is due |
 | end the sessions of clients that are gone | every 30 seconds those without a connection for an hour |
 
@@ -530,6 +531,17 @@ class Duties:
         for mirroring in mirrors:
             mirroring.begin()
         return bool(mirrors)
+
+    def bring_back(self, ended: Callable[[], None]) -> None:
+        """Begins to bring back what a removed root had that was served here before."""
+
+        def work() -> float | None:
+            if self._driver.run(self._index.return_all()):
+                return _IDLE
+            ended()
+            return None
+
+        self._begin("return", work, threading.Event())
 
     def _look(self) -> None:
         """Looks at the standing, for all duties."""

@@ -49,6 +49,7 @@ from memstore.distributed.rules import (
 from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
+from memstore.distributed.serving.returns import PutAnew, RootSetAside, set_aside_before
 from memstore.distributed.serving.supervision import (
     OF_AGENTS,
     Kind,
@@ -101,6 +102,7 @@ CLUSTER_FILE = "cluster"
 _LONG = 2.0  # seconds after which people are told what a host waits for
 _END = ".json"
 _LONGEST = 4096  # bytes
+_BACK = "serve it again, and it comes back as a new host, with what nobody has put or deleted since"
 _ANOTHER = "serve an empty folder to make another host of it"
 
 log = logging.getLogger("memstore")
@@ -170,7 +172,10 @@ class Membership:
             self._ending.end()
         elif standing.is_removed:
             self._root.lease[0] = 0  # no new value is lost by a get: what is here can be read, and exported
-            self._ending.fail(Kind.LOST, _was_removed(self._root))
+            # Who removes a host that runs wants it to end; a clock that does so doesn't mind.
+            wants_end = self._index.was_member and not self._options.remove_after
+            may_return = not wants_end and not standing.is_sealed and self._root.settings.shared is None
+            self._ending.fail(Kind.REMOVED if may_return else Kind.LOST, _was_removed(self._root))
         if before is None:
             tell(self._news, News(Kind.READY))
             self._clear_former_lives(standing)
@@ -254,7 +259,7 @@ class Membership:
 
 
 def _was_removed(root: Root) -> str:
-    return f"{root.path} was removed from its cluster: {_ANOTHER}"
+    return f"{root.path} was removed from its cluster: {_ANOTHER if root.settings.shared else _BACK}"
 
 
 def _has_records(root: Root) -> bool:
@@ -540,6 +545,7 @@ class IndexProcess:
         self._senders: Senders | None = None
         self._transfers: Transfers | None = None
         self._plane: RdmaPlane | None = None
+        self._formers: list[RootSetAside] = []
 
     def run(self) -> None:
         """Runs until `ending`."""
@@ -551,6 +557,7 @@ class IndexProcess:
             self._duties.start()
             threading.Thread(target=self._membership.compare_clusters, name="named", daemon=True).start()
             self._open_senders()
+            self._bring_back()
             self._open_plane()
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
@@ -617,6 +624,10 @@ class IndexProcess:
         return tuple((name.decode(errors="replace"), who) for name, who in found)
 
     def _recovering(self, standing: Standing) -> str:
+        pairs = zip(self._formers, self._index.returns, strict=False)
+        back = [f"{former.who} comes back: {one.said()}" for former, one in pairs if one.left or not one.is_over]
+        if back:
+            return "; ".join(back)
         own = [one.member.label for one in standing.roster.departed if one.heir == self._member.id]
         silent = ", ".join(member.label for member in self._index.recovery.silent)
         waits = f"; it waits for {silent}" if silent else ""
@@ -679,6 +690,24 @@ class IndexProcess:
             return msgspec.structs.replace(failed_of(error), key=key)
         return True
         yield  # steps, as the rules want it, and none of them
+
+    def _bring_back(self) -> None:
+        """Begins to bring back what roots have that were set aside."""
+        for path in set_aside_before(self._root.path):
+            try:
+                former = RootSetAside(path, self._member)
+            except (MemstoreError, OSError) as error:
+                say(f"{path} was set aside, and can't be opened to bring back what it has: {error}")
+                continue
+            self._formers.append(former)
+            self._index.bring_back(former, PutAnew(self._root, self._links))
+        if self._formers:
+            self._duties.bring_back(self._end_returns)
+
+    def _end_returns(self) -> None:
+        for former, one in zip(self._formers, self._index.returns, strict=True):
+            path = former.end()
+            say(f"{former.who} has come back: {one.said()}" + (f"; what is left is in {path}" if path else ""))
 
     def _send(self, stream: socket.socket) -> None:
         if self._senders is None:

@@ -271,13 +271,14 @@ _LONGEST_NEWS = 4000  # bytes: less than a pipe takes at once
 
 class Kind(Enum):
     """Kinds of news: this host is a member, and answers; the index process goes on (for its agent alone); it can't be
-    a member, and its process ends; the same for good, since the root is gone or no member any more; the agent is to
-    remove the root when it has ended."""
+    a member, and its process ends; the same for good, since the root is gone or no member any more; it was removed,
+    and may come back; the agent is to remove the root when it has ended."""
 
     READY = "ready"
     ALIVE = "alive"
     REFUSED = "refused"
     LOST = "lost"
+    REMOVED = "removed"
     REMOVE = "remove"
 
 

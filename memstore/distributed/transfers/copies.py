@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
 import time
@@ -200,25 +201,73 @@ def take_segments(
         GoneError: the bytes aren't there any more. And what `publish` and `fetch` raise.
         StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
-    hosts, extents, own = list(record.hosts or ()), list(record.segments), root.member_id()
-    taken = [number for number, one in enumerate(hosts) if one == host]
-    drafts = [_draft_of(root, key, record, host, extents[number], fetch, deadline) for number in taken]
+    return take_values(root, [(key, record)], host, fetch, lambda named, sealed: publish(named[0], sealed), deadline)
+
+
+def take_values(
+    root: Root,
+    values: Sequence[tuple[bytes, Record]],
+    host: bytes,
+    fetch: FetchRanges,
+    publish: Callable[[list[Record], Sequence[SealedSegment]], Result],
+    deadline: float,
+) -> Result:
+    """Does for several values what `take_segments` does for one. What has no segments is named as it is."""
+    own = root.member_id()
+    taken = [
+        (value, number)
+        for value, (_, record) in enumerate(values)
+        for number, one in enumerate(record.hosts or ())
+        if one == host
+    ]
+    drafts = [
+        _draft_of(root, *values[value], host, values[value][1].segments[number], fetch, deadline)
+        for value, number in taken
+    ]
 
     def name(changes: list[Change]) -> Result:
         sealed = [segment for change in changes for segment in change.segments]
-        for number, one in zip(taken, sealed, strict=True):
-            base = extents[number].base  # the others stay where they are in the value's range of addresses
-            extents[number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
-            hosts[number] = own
-        named = msgspec.structs.replace(
-            record, put_id=extents[0].put_id, size=len(extents), parts=encode_extents(extents), hosts=tuple(hosts)
-        )
+        extents = [list(record.segments) for _, record in values]
+        hosts = [list(record.hosts or ()) for _, record in values]
+        for (value, number), one in zip(taken, sealed, strict=True):
+            base = extents[value][number].base  # the others stay where they are in the value's range of addresses
+            extents[value][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[value][number] = own
+        named = [
+            msgspec.structs.replace(
+                record, put_id=of[0].put_id, size=len(of), parts=encode_extents(of), hosts=tuple(lying)
+            )
+            if lying
+            else record
+            for (_, record), of, lying in zip(values, extents, hosts, strict=True)
+        ]
         return publish(named, sealed)
 
     def make(root: Root, drafts: Sequence[Draft], deadline: float) -> Result:
         return fill_and_publish(root, drafts, name, deadline)
 
-    return retry_after_sweep(make, root, drafts, deadline, key.decode())
+    return retry_after_sweep(make, root, drafts, deadline, values[0][0].decode() if len(values) == 1 else None)
+
+
+def read_file(path: str, wanted: SegmentRanges) -> bool:
+    """Copies ranges of a file of this host into memory. Returns False if it is gone, or shorter."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        pieces = wanted.pieces
+        for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
+            at, left = int(offset), int(size)
+            memory = memoryview((ctypes.c_char * left).from_address(int(address))).cast("B")
+            while left:
+                count = os.preadv(fd, [memory[-left:]], at)
+                if not count:
+                    return False
+                at, left = at + count, left - count
+        return True
+    finally:
+        os.close(fd)
 
 
 def _draft_of(

@@ -41,6 +41,7 @@ names. A group is the text of a key before its first "/", which may be empty; it
     keepers    key -> hosts that may have a row of `backups` for what this one owns or owned, each with the version
     unnoted    key -> nothing: one of these hosts is to be told that its version is replaced
     lost       key, or group, as above -> the host with which it was lost, for people
+    remembered key -> it was deleted, or lost, while removed hosts may come back; 0xFF -> deletions are remembered
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
-    *("backups", "voids", "keepers", "unnoted", "lost"),
+    *("backups", "voids", "keepers", "unnoted", "lost", "remembered"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _U64 = struct.Struct(">Q")
@@ -352,6 +353,13 @@ class Transaction(msgspec.Struct, eq=False):
         """Whether other hosts may keep a version of this key: they are told before a change of it is acknowledged."""
         table = self._tables.get(KEEPERS)
         return table is not None and self._handle.get(key, None, table) is not None
+
+    def is_remembered(self, key: bytes, *, is_delete: bool) -> bool:
+        """Whether a change of this key is to be noted, or what is noted of it dropped, while hosts may come back."""
+        table = self._tables.get(REMEMBERED)
+        if table is None:
+            return False
+        return self._handle.get(REMEMBERS if is_delete else key, None, table) is not None
 
     def clear(self, table: str) -> None:
         self._handle.drop(self._tables[table], delete=False)
@@ -793,7 +801,8 @@ def _version_of(name: bytes) -> KeptVersion:
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
-BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST = SERVED[12:]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED = SERVED[12:]
+REMEMBERS = b"\xff"  # the key of the row that says so: keys are text, so it is none
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`
 _HOST_SIZE, NUMBER_SIZE = 16, 8  # bytes

@@ -72,7 +72,8 @@ class MembershipChanged(Refusal):
 
 
 class KeptElsewhere(Refusal):
-    """Raised by a commit that has changed nothing: other hosts keep versions of its keys, and are to be told.
+    """Raised by a commit that has changed nothing: other hosts keep versions of its keys, and are to be told; or it is
+    to be remembered, since removed hosts may come back.
 
     Its caller makes it by the way that tells them. It is never seen by users.
     """

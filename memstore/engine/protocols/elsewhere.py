@@ -108,6 +108,10 @@ class Elsewhere(Protocol):
         """Returns the id of the member that owns the key, as far as this host knows. Nobody is asked."""
         ...
 
+    def is_recovered(self, key: bytes, version: int) -> bool:
+        """Returns whether the host that owned the key was removed since the version was put."""
+        ...
+
     def owners_of(self, keys: Sequence[bytes], deadline: float) -> list[bytes | None]:
         """Finds the members that own keys; None: nobody does."""
         ...
@@ -282,6 +286,11 @@ def owner_name(root: Root, key: bytes) -> str | None:
         return None
     owner = elsewhere_of(root).known_owner(key)
     return None if owner is None else elsewhere_of(root).name_of(owner)
+
+
+def is_recovered(root: Root, key: bytes, version: int) -> bool:
+    """Returns whether another host has recovered a version, after the one that owned the key was removed."""
+    return is_served(root) and elsewhere_of(root).is_recovered(key, version)
 
 
 def shared_id(root: Root) -> str:

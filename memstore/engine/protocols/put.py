@@ -496,7 +496,7 @@ def _commit_inline_locked(
         counters = transaction.counters()
         if counters.membership != membership:
             raise MembershipChanged
-        if membership and transaction.has_keepers(key):
+        if membership and (transaction.has_keepers(key) or transaction.is_remembered(key, is_delete=False)):
             raise KeptElsewhere
         if counters.quotas:
             changes, found = [Change(key, content)], [transaction.record(key)]
@@ -549,7 +549,7 @@ def _write_changes(
     counters = transaction.counters()
     if counters.membership != membership:
         raise MembershipChanged
-    if membership and any(transaction.has_keepers(change.key) for change in changes):
+    if membership and any(map(functools.partial(_is_noted, transaction), changes)):
         raise KeptElsewhere
     if publication is not None:
         publication.check(transaction)
@@ -611,6 +611,12 @@ def _write_changes(
     counters.publications += 1
     transaction.put_counters(counters)
     return Committed(versions, counters, retired, gone)
+
+
+def _is_noted(transaction: Transaction, change: Change) -> bool:
+    """Returns whether more is to be noted of a change than this way does: for hosts that keep its key, or come back."""
+    is_delete = change.content is None
+    return transaction.has_keepers(change.key) or transaction.is_remembered(change.key, is_delete=is_delete)
 
 
 def _assign_versions(changes: Sequence[Change], found: Sequence[Record | None], counters: Counters) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 
 import memstore
 from memstore import TensorShard
+from memstore.engine import elsewhere_of
 
 MOVED = 4 << 20  # bytes of the values that are moved
 WHOLE = 50_000  # floats of a value: more than a record has room for
@@ -58,6 +59,14 @@ def put_and_get(store: memstore.Store, keys: list[str], timeout: float) -> list[
         except memstore.HomeUnavailableError:
             pass
     return done
+
+
+def owners(store: memstore.Store, groups: list[str]) -> list[str | None]:
+    """Returns for each group the name and address of the host that owns it; None: nobody does."""
+    root = store._root  # pyright: ignore[reportPrivateUsage]
+    assert root is not None
+    found = elsewhere_of(root).owners_of([group.encode() for group in groups], time.monotonic() + 30)
+    return [None if owner is None else elsewhere_of(root).name_of(owner) for owner in found]
 
 
 def delete_all(store: memstore.Store) -> None:

@@ -116,6 +116,7 @@ class Load:
     def __init__(self, cluster: ServedHosts, folder: Path, seed: int) -> None:
         self._cluster, self._folder, self._seed = cluster, folder, seed
         self._running: dict[str, Worker] = {}
+        self._names = itertools.count(CLIENTS)
         self._read: dict[Path, int] = {}  # how far
         self._keys: dict[tuple[str, int], tuple[str, float]] = {}  # of a client's operation: its key, its start
         self._worked: dict[str, dict[str, float]] = {}  # a client, a key: the latest start of an operation with an end
@@ -128,6 +129,16 @@ class Load:
         for worker in self._running.values():
             assert worker.recv() == "ready"
         return self
+
+    def begin(self, host: int) -> None:
+        """Begins clients on a host that has none any more."""
+        begun: list[Worker] = []
+        for number in itertools.islice(self._names, CLIENTS):
+            name, seed = f"host{host}-{number}", (self._seed * 8 + host) * 64 + number
+            begun.append(self._cluster.start(host, clients.run, ROOT, str(self._folder), name, seed))
+            self._running[name] = begun[-1]
+        for worker in begun:
+            assert worker.recv() == "ready"
 
     def __exit__(self, *_: object) -> None:
         for worker in self._running.values():

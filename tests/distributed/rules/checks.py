@@ -32,6 +32,8 @@ def check_settled(world: World, hosts: Sequence[Host]) -> None:
     on_their_way = [*(host.tables.leaving_groups for host in hosts), *(host.tables.kept_groups for host in hosts)]
     if any(on_their_way):
         raise Fault(f"hand-overs don't end: {on_their_way}", tuple(world.trace))
+    if any(host.index is not None and not all(one.is_over for one in host.index.returns) for host in hosts):
+        raise Fault(f"a return doesn't end: {roster.returns}", tuple(world.trace))
     check_directory(world, hosts)
 
 
@@ -74,6 +76,29 @@ def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
                 raise Fault(f"{host.address} keeps {backup} of {key!r}, and its owner {record}", tuple(world.trace))
             if (host.id, record.version) not in tables[row.owner].keeping.get(key, ()):
                 raise Fault(f"nobody knows that {host.address} keeps {key!r}", tuple(world.trace))
+
+
+def check_gone(world: World, hosts: Sequence[Host]) -> None:
+    """Nobody has anything of members that have left, but that they gave a group, or were asked for a segment.
+
+    A late message may have brought a row of the directory, too, which counts for nothing.
+    """
+    standing = hosts[0].tables.standing()
+    assert standing is not None
+    for host in hosts:
+        tables = host.tables
+        named = {
+            "records": [place.host for entry in tables.records.values() for place in entry.places],
+            "kept": [place.host for entry in tables.kept_records.values() if entry for place in entry.places],
+            "backups": [place.host for backup in tables.backups.values() for place in backup.places],
+            "keepers": [keeper for rows in tables.keeping.values() for keeper, _ in rows],
+            "leaving": [leaving.taker for leaving in tables.leaving_groups.values()],
+            "owed": [place.host for place in tables.debts],
+            "parts": [part.host for part in tables.parts()],
+        }
+        for what, hosts_named in named.items():
+            if gone := set(hosts_named) - standing.roster.ids:
+                raise Fault(f"{host.address} has {what} of {gone}", tuple(world.trace))
 
 
 def check_bytes(world: World, hosts: Sequence[Host]) -> None:

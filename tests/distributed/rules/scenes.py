@@ -34,6 +34,7 @@ class Scene:
     changes: bool = False  # a host that is served again may be an owner, or a visitor, from then on
     hand_overs: int = 0  # of groups
     drains: int = 0  # of hosts
+    returns: bool = False  # most hosts that are lost come back with what they had
     cancels: int = 0  # how often a person has a host stay, of which some are to leave
     promotions: int = 0  # how often a person tries to make a host the seed
     promote_after: float = 0  # seconds of a seed's silence after which a deputy takes over; no person does, then
@@ -223,6 +224,32 @@ SCENES = {
         calls=40,
         seconds=30,
         weather=Weather(delay=0.02),
+    ),
+    "returns": Scene(hosts=4, first=4, losses=2, returns=True, keys=10, calls=30, seconds=30),
+    "returns and kills": Scene(
+        hosts=5, first=5, losses=3, kills=5, cuts=2, returns=True, keys=10, calls=30, seconds=30
+    ),
+    "returns in a storm": Scene(
+        hosts=5, first=5, losses=3, kills=4, cuts=3, returns=True, keys=10, calls=30, seconds=40, weather=STORM
+    ),
+    "returns twice": Scene(
+        hosts=4,
+        first=4,
+        losses=6,
+        returns=True,
+        keys=10,
+        calls=60,
+        seconds=60,
+        weather=Weather(0.05, 0.6, 0.4, 0, 0.02),
+    ),
+    "returns and hand-overs": Scene(
+        hosts=5, first=5, losses=4, hand_overs=20, drains=1, returns=True, keys=10, calls=40, seconds=40, attempts=8
+    ),
+    "returns while seeds change": Scene(
+        hosts=5, first=5, losses=4, promotions=4, kills=3, returns=True, keys=10, calls=40, seconds=40
+    ),
+    "returns of stopped hosts": Scene(
+        hosts=4, first=4, losses=4, returns=True, keys=10, calls=60, seconds=40, weather=Weather(stalls=0.05)
     ),
     "long": Scene(seconds=60, calls=40, weather=STORM),
     "slow": Scene(patience=600, all_must_work=True, weather=SLOW),

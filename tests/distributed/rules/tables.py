@@ -17,6 +17,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Remembered,
     Roster,
     Standing,
     dispose,
@@ -82,6 +83,8 @@ class SimTables:
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    remembering: bool = False
+    memory: dict[bytes, Remembered] = field(default_factory=dict[bytes, Remembered])
     clock: Callable[[], int] = lambda: 0
     changed: Callable[[Roster, Roster], None] = lambda before, after: None  # told of each roster that is written
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
@@ -384,6 +387,9 @@ class SimTables:
         else:
             self.keeping.pop(key, None)
 
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
+        return sorted(row for row in self.keeping.items() if row[0] > after)[:limit]
+
     def is_unnoted(self, key: bytes) -> bool:
         return key in self.unnoted
 
@@ -412,3 +418,28 @@ class SimTables:
 
     def owed(self, limit: int) -> list[Place]:
         return list(self.debts)[:limit]
+
+    def drop_lost(self, name: bytes, who: str) -> None:
+        if not who or self.lost.get(name) == who:
+            self.lost.pop(name, None)
+
+    def remembers(self) -> bool:
+        return self.remembering
+
+    def put_remembers(self, remembers: bool) -> None:
+        self.remembering = remembers
+
+    def remembered(self, key: bytes) -> Remembered | None:
+        return self.memory.get(key)
+
+    def put_remembered(self, key: bytes, row: Remembered) -> None:
+        self.memory[key] = row
+
+    def forget(self, key: bytes) -> None:
+        self.memory.pop(key, None)
+
+    def all_remembered(self, limit: int) -> list[bytes]:
+        return sorted(self.memory)[:limit]
+
+    def count_remembered(self) -> int:
+        return len(self.memory) + self.remembering

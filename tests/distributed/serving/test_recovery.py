@@ -64,6 +64,7 @@ def test_what_living_hosts_have_put_is_there_after_the_removal_and_nothing_else(
             assert store.get("run/small") == {"step": 2}
             assert torch.equal(store.get("run/tensor"), BIG) and torch.equal(store.get("run/read"), BIG + 1)
             assert {key: store.info(key).version for key in versions} == versions
+            assert all(store.info(key).recovered for key in versions)
             assert sorted(store) == ["run/read", "run/small", "run/tensor"]
             for key in ("run/own", "run/deleted", "run/replaced"):
                 with pytest.raises(memstore.KeyNotFoundError):
@@ -71,7 +72,7 @@ def test_what_living_hosts_have_put_is_there_after_the_removal_and_nothing_else(
         assert time.monotonic() - began < 20
         assert torch.equal(held, BIG)
         assert c.put("run/small", {"step": 3}) > versions["run/small"]
-        assert a.get("run/small") == {"step": 3}
+        assert a.get("run/small") == {"step": 3} and not c.info("run/small").recovered
         c.delete("run/tensor")
         assert "run/tensor" not in a
 
