@@ -239,14 +239,12 @@ class Base:
         """Compares the boxes with those of the base, several at once. Returns those that are equal."""
         there = self._boxes(rank)
         matches: list[_Match] = []
-        used: set[tuple[int, int]] = set()
         comparisons: list[_Comparison] = []
         for number, one in enumerate(wanted):
             match = there.get((one.path, one.dtype, one.shape, one.offsets, one.sizes))
-            if match is None or match[0].nbytes != one.nbytes or (match[0].file, match[0].offset) in used:
+            if match is None or match[0].nbytes != one.nbytes:
                 continue
             box, sums = match
-            used.add((box.file, box.offset))  # two tensors of one path share no box
             matches.append(_Match(number, box, sums))
             pieces = [
                 (start - box.offset, stop - box.offset)

@@ -166,6 +166,17 @@ def test_readers_of_models_find_no_half_of_one(path: str) -> None:
     assert {"model.safetensors", "state.safetensors"} <= set(os.listdir(f"{path}/c"))
 
 
+def test_two_keys_that_are_one_text_are_two_tensors(path: str) -> None:
+    one, other = torch.arange(50.0), torch.arange(50.0)  # alike, under keys that are one text
+    state = {"state": StateDict(d={1: one, "1": other}, x=torch.zeros(100))}
+    Snapshot.take(f"{path}/a", state)
+    for step in range(2):
+        other += step
+        Snapshot.take(f"{path}/b{step}", state, base=f"{path}/a")
+        found = Snapshot(f"{path}/b{step}").get_state_dict_for_key("state")["d"]
+        assert torch.equal(found[1], one) and torch.equal(found["1"], other)
+
+
 def test_a_file_of_which_less_than_half_is_unchanged_is_not_linked(path: str) -> None:
     app_state = state()
     Snapshot.take(f"{path}/a", app_state)
