@@ -18,7 +18,7 @@ from memstore.distributed.rules import (
     remembering,
     returning,
 )
-from memstore.distributed.rules.messages import Later, Offer, Refused, Return, Returning
+from memstore.distributed.rules.messages import Later, Offer, Refused, Return, Returning, Stale
 from memstore.distributed.rules.steps import Remembered
 from tests.distributed.rules import checks
 from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
@@ -382,7 +382,7 @@ def _() -> None:
     def deaf(host: Host, index: Any, request: Any) -> Any:
         if isinstance(request, Return) and request.is_over and unheard[0]:
             unheard[0] -= 1
-            return Later()
+            return Stale(0)  # as an answer that says nothing: the message is lost
         return answer(host, index, request)
 
     play.world.answer = deaf
@@ -397,8 +397,9 @@ def _(patch: Patch) -> None:
     end = returning.Returns._end  # pyright: ignore[reportPrivateUsage]
 
     def once(self: Any, standing: Any, why: str) -> Any:
+        former = next(one for one, by in standing.roster.returns if by == standing.member)
         yield from end(self, standing, why)
-        yield from returning.send(standing.seed, Return(self._root.member, standing.member, is_over=True))
+        yield from returning.send(standing.seed, Return(former, standing.member, is_over=True))
         self.is_over = True
 
     patch.setattr(returning.Returns, "_end", once)
