@@ -26,7 +26,7 @@ from tests.distributed.rules.mutations import Patch, mutation
 from tests.distributed.rules.scripts import Play, got, has_left, script
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import put, run
-from tests.distributed.rules.world import FormerTables
+from tests.distributed.rules.world import FormerTables, Host
 
 __all__ = ["MUTATIONS", "SCRIPTS"]  # with those of this file
 
