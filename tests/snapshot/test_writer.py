@@ -160,9 +160,8 @@ def test_a_program_ends_while_its_writer_runs(folder: FileStorage) -> None:
 
 def test_the_memory_is_made_huge_when_the_writer_has_time(folder: FileStorage) -> None:
     require_huge_pages("/dev/shm")
-    is_huge = any(
-        has_become_huge(folder, f"file {turn}") for turn in range(6)
-    )  # the kernel leaves pages that are in use
+    # Several tries: the kernel leaves pages that are in use.
+    is_huge = any(has_become_huge(folder, f"file {turn}") for turn in range(6))
     if not is_huge and os.getloadavg()[0] > 3 * (os.cpu_count() or 1):
         pytest.skip("the machine is so busy that huge pages cost more than small ones, and the writer does without")
     assert is_huge
