@@ -41,7 +41,8 @@ from msgspec import Meta
 from memstore._parsing import UNDECODABLE
 from memstore.engine import LockFile, OwnedFile, has_settings, syscalls
 from memstore.errors import AlreadyExistsError, MemstoreError, NotAStoreError, StoreTimeoutError
-from memstore.snapshot.manifest import MANIFEST, load_manifest, local_path, others_in
+from memstore.snapshot.buckets import path_or_url
+from memstore.snapshot.manifest import MANIFEST, load_manifest, others_in
 from memstore.snapshot.storage import HELD, FileStorage, file_errors, hold, is_unfinished
 
 _log = logging.getLogger("memstore")
@@ -50,7 +51,7 @@ _log = logging.getLogger("memstore")
 
 
 VERSION = 1
-_LIMIT = 1 << 20  # bytes of a record
+RECORD_LIMIT = 1 << 20  # bytes of a record
 MOST_STEPS = 10**15
 
 Backend = Literal["snapshot", "dcp"]
@@ -92,8 +93,10 @@ def encode_record(
     metric, best = (None, None) if rule is None else rule
     record = StepRecord(VERSION, step, save, time.time(), backend, dict(told), metric, best)
     text = msgspec.json.encode(record)
-    if len(text) > _LIMIT:
-        raise ValueError(f"the metrics of a step take {len(text):,} bytes, and {_LIMIT:,} are the most: save fewer")
+    if len(text) > RECORD_LIMIT:
+        raise ValueError(
+            f"the metrics of a step take {len(text):,} bytes, and {RECORD_LIMIT:,} are the most: save fewer"
+        )
     return text
 
 
@@ -108,7 +111,7 @@ def _metrics_of(record: StepRecord) -> dict[str, float]:
 # --- Steps that are there --------------------------------------------------------------------------------------------
 
 
-StepFormat = Literal["memstore", "dcp", "torchsnapshot", "orbax"]
+StepFormat = Literal["memstore", "dcp", "dcp in a bucket", "torchsnapshot", "orbax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,8 @@ class SavedStep:
         name: of its folder.
         save: which save it is, from 1; 0 for one that no manager saved.
         format: "memstore" for a snapshot or a checkpoint of `memstore.integrations.dcp`, "dcp" for one of torch's own
-            writer, "torchsnapshot" or "orbax" for what can't be restored; None while it is unfinished.
+            writer; "torchsnapshot", "orbax" or "dcp in a bucket" for what can't be restored; None while it is
+            unfinished.
         created: when a manager began to save it, in Unix seconds; None if no manager saved it.
         metrics: as they were given.
         rule: by which the manager that saved it ranks steps; None if it ranks none.
@@ -240,12 +244,18 @@ class ClaimedStep(NamedTuple):
     """
 
     name: str
-    held: OwnedFile
+    held: Closable
     save: int
 
 
+class Closable(Protocol):
+    """Something that keeps a step from being removed until it is closed."""
+
+    def close(self) -> None: ...
+
+
 class StepStorage(Protocol):
-    """The place where the steps of a run lie. A bucket will be one, too."""
+    """The place where the steps of a run lie: a folder, or in a bucket (`buckets.py`)."""
 
     @property
     def root(self) -> str:
@@ -276,7 +286,7 @@ class StepStorage(Protocol):
         """
         ...
 
-    def hold(self, name: str) -> OwnedFile | None:
+    def hold(self, name: str) -> Closable | None:
         """Keeps a step from being removed until what is returned is closed. Never fails."""
         ...
 
@@ -284,14 +294,43 @@ class StepStorage(Protocol):
         """Removes a step, unless somebody reads or writes it. Returns whether it is gone. Never fails."""
         ...
 
+    def size_of(self, saved: SavedStep) -> int:
+        """Returns the bytes of a step's files, as its manifest says, or as they are."""
+        ...
 
-_NAME = re.compile(r"step-([0-9]{1,15})(?:\.([0-9]{1,19}))?")  # torchtitan's "step-100", too
-_OTHERS = re.compile(r"(?:[A-Za-z]+_)?([0-9]{1,15})")  # Orbax's "100" and "checkpoint_100"
-_ORBAX_MARK = "_CHECKPOINT_METADATA"
+    def is_held(self, saved: SavedStep) -> bool:
+        """Returns whether somebody reads or writes a step, as far as the storage shows it."""
+        ...
+
+
+STEP_NAME = re.compile(r"step-([0-9]{1,15})(?:\.([0-9]{1,19}))?")  # torchtitan's "step-100", too
+OTHER_NAME = re.compile(r"(?:[A-Za-z]+_)?([0-9]{1,15})")  # Orbax's "100" and "checkpoint_100"
+ORBAX_MARK = "_CHECKPOINT_METADATA"
 _LOOKS = 50  # at a root in which others save and remove
 _ATTEMPTS = 100  # to leave a record that stays: others remove folders that are empty
 _PAUSE = 0.01  # seconds
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+
+
+def saved_step(name: str, format: StepFormat | None, record: StepRecord | None) -> SavedStep | None:
+    """Returns the step of this name; None if it is none."""
+    if record is not None:
+        rule = None if record.best is None else RankingRule(record.metric, record.best)
+        return SavedStep(record.step, name, record.save, format, record.created, _metrics_of(record), rule)
+    own, other = STEP_NAME.fullmatch(name), OTHER_NAME.fullmatch(name)
+    match = own or other
+    if match is None or (format is None and own is None):
+        return None  # a folder that happens to be called "2024"
+    return SavedStep(int(match[1]), name, 0, format)
+
+
+def decode_record(text: bytes) -> StepRecord | None:
+    """Returns the record of a step; None if it is damaged, or of another version: such a step is never removed."""
+    try:
+        record = _read_record(text)
+    except UNDECODABLE:
+        return None
+    return record if record.memstore_checkpoint == VERSION else None
 
 
 class StepFolders:
@@ -302,7 +341,7 @@ class StepFolders:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root: str = local_path(root)
+        self.root: str = path_or_url(root)
         self._records: dict[str, tuple[int, StepRecord]] = {}  # by name, with the inode: a record never changes
 
     def path(self, name: str) -> str:
@@ -339,26 +378,21 @@ class StepFolders:
 
     def _look(self, name: str) -> SavedStep | None:
         """Returns what a name in the root is; None if it is no step."""
-        own, other = _NAME.fullmatch(name), _OTHERS.fullmatch(name)
+        own, other = STEP_NAME.fullmatch(name), OTHER_NAME.fullmatch(name)
         match = own or other
         path = self.path(name)
         if match is None or not os.path.isdir(path):
             return None
         format = self._format(path)
         record = self._record(name)
-        if record is not None:
-            rule = None if record.best is None else RankingRule(record.metric, record.best)
-            return SavedStep(record.step, name, record.save, format, record.created, _metrics_of(record), rule)
-        if format is None and own is None:
-            return None  # a folder that happens to be called "2024"
-        return SavedStep(int(match[1]), name, 0, format)
+        return saved_step(name, format, record)
 
     def _format(self, path: str) -> StepFormat | None:
         if os.path.lexists(f"{path}/{MANIFEST}"):
             return "memstore"
         for other in others_in(path):
             return "dcp" if other.is_torchs else "torchsnapshot"
-        return "orbax" if os.path.lexists(f"{path}/{_ORBAX_MARK}") else None
+        return "orbax" if os.path.lexists(f"{path}/{ORBAX_MARK}") else None
 
     def _record(self, name: str) -> StepRecord | None:
         """Reads the record of a step. One that is damaged is none: its step is never removed."""
@@ -370,12 +404,11 @@ class StepFolders:
             if not stat.S_ISREG(status.st_mode):
                 return None
             with OwnedFile(path, os.O_RDONLY) as file:
-                record = _read_record(syscalls.read_at(file.fd, min(status.st_size, _LIMIT), 0))
-        except (OSError, *UNDECODABLE):
+                record = decode_record(syscalls.read_at(file.fd, min(status.st_size, RECORD_LIMIT), 0))
+        except OSError:
             return None
-        if record.memstore_checkpoint != VERSION:
-            return None
-        self._records[name] = status.st_ino, record
+        if record is not None:
+            self._records[name] = status.st_ino, record
         return record
 
     # --- a step is saved
@@ -415,6 +448,27 @@ class StepFolders:
                 return ClaimedStep(name, held, save)
             time.sleep(_PAUSE)  # somebody was just about to remove the folder, which was empty
         raise StoreTimeoutError(f"{self.path(name)}: other processes remove this folder again and again")
+
+    # --- looks, for people
+
+    def size_of(self, saved: SavedStep) -> int:
+        path = self.path(saved.name)
+        if saved.format == "memstore":
+            with contextlib.suppress(MemstoreError, OSError):
+                return load_manifest(path).nbytes
+        found = 0
+        for folder, _, names in os.walk(path):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    found += os.stat(f"{folder}/{name}", follow_symlinks=False).st_size
+        return found
+
+    def is_held(self, saved: SavedStep) -> bool:
+        try:
+            with LockFile(f"{self.path(saved.name)}/{HELD}", os.O_RDWR) as record:
+                return not record.lock()
+        except OSError:
+            return False
 
     # --- a step is removed
 
@@ -496,19 +550,6 @@ def _remove_empty(path: str) -> bool:
     return True
 
 
-def size_of(path: str, saved: SavedStep) -> int:
-    """Returns the bytes of a step's files, as its manifest says, or as they are on the disk."""
-    if saved.format == "memstore":
-        with contextlib.suppress(MemstoreError, OSError):
-            return load_manifest(path).nbytes
-    found = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                found += os.stat(f"{folder}/{name}", follow_symlinks=False).st_size
-    return found
-
-
 class SharedSizes:
     """The room that steps take, of which increments may share files. Made before any of them is removed.
 
@@ -534,12 +575,3 @@ class SharedSizes:
                     counts[status.st_dev, status.st_ino] += 1
                     freed -= 0 if counts[status.st_dev, status.st_ino] == status.st_nlink else status.st_size
         return freed
-
-
-def is_held(path: str) -> bool:
-    """Returns whether somebody reads or writes a step, as far as a file system with locks shows it."""
-    try:
-        with LockFile(f"{path}/{HELD}", os.O_RDWR) as record:
-            return not record.lock()
-    except OSError:
-        return False

@@ -34,21 +34,23 @@ from memstore._ranks import RankStore
 from memstore._threads import between_forks
 from memstore._wording import an, first_of
 from memstore.checkpoints.backends import BackendOptions, CheckpointBackend, PendingSave, SnapshotBackend
+from memstore.checkpoints.buckets import steps_at
 from memstore.checkpoints.folders import (
     MOST_STEPS,
     Backend,
     Best,
+    Closable,
     RankingRule,
     Retention,
     SavedStep,
-    StepFolders,
     StepStorage,
     current,
     newest,
 )
-from memstore.engine import OwnedFile, deadline_after
+from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSnapshotError, StoreClosedError, StoreTimeoutError
 from memstore.snapshot import AppState, Snapshot, load_manifest
+from memstore.snapshot.buckets import OF_ALL, bucket_options, is_url
 from memstore.snapshot.manifest import tiers_of
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
 
@@ -85,7 +87,7 @@ class BegunSave(NamedTuple):
     """
 
     paths: list[str]
-    held: list[OwnedFile]
+    held: list[Closable]
     increment: bool
     is_last: bool
 
@@ -106,7 +108,7 @@ class RunningSave(NamedTuple):
     """A save that goes on while training does, and what keeps its folders from being removed."""
 
     pending: PendingSave
-    held: list[OwnedFile]
+    held: list[Closable]
 
 
 @modes.uncompiled_methods
@@ -118,10 +120,11 @@ class CheckpointManager:
 
     A step is saved completely, or not at all: what a job leaves that dies is neither counted nor restored, and the next
     save removes it. Several rules may keep a step. No rule removes the newest whole step, a step that somebody reads
-    (on this host, or wherever the file system's locks reach), or one that no manager saved.
+    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks: who
+    reads a step there that is removed gets a VersionGoneError, and what a job leaves that dies goes after a day.
 
     Args:
-        root: the folder, which the first save creates.
+        root: the folder, which the first save creates; or a URL: s3://, gs://, az://.
         keep_last: how many of the newest steps stay; None: all.
         keep_every: steps whose number is a multiple of this stay, too.
         keep_best: so many of the best steps stay, too.
@@ -137,7 +140,8 @@ class CheckpointManager:
         then: further folders for the same steps: from memory to a disk. The rules are those of the last one; the others
             keep the newest step. `restore` takes a step from the first one that has it. For snapshots.
         replicated: as of `Snapshot.take`, for snapshots: patterns of what all ranks have alike.
-        storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore).
+        storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore); those of a
+            bucket.
 
     Raises:
         TypeError, ValueError: an argument isn't one of these.
@@ -196,14 +200,17 @@ class CheckpointManager:
         if backend == "dcp":
             with between_forks():
                 from memstore.checkpoints.dcp import DcpBackend
-            self._backend = DcpBackend()
+            self._backend = DcpBackend(bucket_options(storage_options))
         self._whole_every = int(not incremental)  # which saves are whole: each so many-th; 0: none
         if not isinstance(incremental, bool):
             self._whole_every = _positive("incremental", incremental) or 1
-        self._storage: StepStorage = StepFolders(root)
-        self._tiers: list[StepStorage] = [self._storage, *map(StepFolders, tiers_of(then))]
+        bucket = bucket_options(storage_options)
+        self._storage: StepStorage = steps_at(root, bucket)
+        self._tiers: list[StepStorage] = [self._storage, *[steps_at(one, bucket) for one in tiers_of(then)]]
         if backend == "dcp" and (incremental or self._tiers[1:]):
             raise ValueError("incremental= and then= are for snapshots: leave out backend='dcp'")
+        if incremental and is_url(self._storage.root):
+            raise ValueError(f"incremental= is for folders, and not for {self._storage.root}: leave it out")
         self._running: RunningSave | None = None
         self._removal: threading.Thread | None = None
         self._has_place = False  # whether it is known which step this run continues
@@ -282,7 +289,7 @@ class CheckpointManager:
     def _begin(self, step: int, metrics: object) -> BegunSave:
         """Takes step 1 of a save."""
         ranks = RankGroup(None, self._timeout)
-        held: list[OwnedFile] = []
+        held: list[Closable] = []
         increment = False
         try:
             with ranks.together() as word:
@@ -387,7 +394,7 @@ class CheckpointManager:
         """
         wanted = None if step is None else whole_number("step", step)
         ranks = RankGroup(None, self._timeout)
-        held: list[OwnedFile] = []
+        held: list[Closable] = []
         try:
             with ranks.together() as word:
                 self._settle(None)
@@ -399,12 +406,17 @@ class CheckpointManager:
             chosen = msgspec.msgpack.decode(word.heard[0], type=ChosenStep)
             path, then = chosen.paths[0], chosen.paths[1:]
             if chosen.reader == "snapshot":
-                Snapshot(path, storage_options=dict(self._options.storage), then=then).restore(app_state)
+                options = dict(self._options.storage)
+                if not any(map(is_url, chosen.paths)):  # a tier in a bucket has others
+                    options = {key: options[key] for key in OF_ALL if key in options}
+                Snapshot(path, storage_options=options, then=then).restore(app_state)
             else:
                 with between_forks():
                     from memstore.checkpoints import dcp
                 is_torchs = chosen.reader == "torch"
-                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=self._options.allow_pickle)
+                options = bucket_options(self._options.storage) if is_url(path) else {}
+                allow_pickle = self._options.allow_pickle
+                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=allow_pickle, options=options)
         except BaseException as error:
             ranks.leave(error)
             raise
@@ -499,7 +511,7 @@ class CheckpointManager:
             gone += rules.removable([saved for saved in found if saved.tier == number])
         return gone
 
-    def _choose(self, step: int | None) -> tuple[ChosenStep, list[OwnedFile]]:
+    def _choose(self, step: int | None) -> tuple[ChosenStep, list[Closable]]:
         """Returns the step to restore, and keeps it from being removed. Another manager may remove it just now."""
         for _ in range(_CHOICES):
             found = self._steps()
@@ -517,11 +529,16 @@ class CheckpointManager:
             left = sorted({(saved.tier, saved.name) for saved in self._steps() if saved.is_whole} & places)
             if left:
                 paths = tuple([self._tiers[tier].path(name) for tier, name in left])
-                is_dcps = chosen.format == "memstore" and _is_of_dcp(paths[0])
+                is_dcps = chosen.format == "memstore" and self._is_of_dcp(paths[0])
                 reader = "torch" if chosen.format == "dcp" else "dcp" if is_dcps else "snapshot"
                 return ChosenStep(chosen.step, paths, reader), held
             _close(held)
         raise NoSnapshotError(f"{self.root}: another process removes each step as soon as it was chosen")
+
+    def _is_of_dcp(self, path: str) -> bool:
+        """Returns whether a snapshot is a checkpoint of DCP: by its values, as `memstore convert` tells it."""
+        found = load_manifest(path, bucket_options(self._options.storage))
+        return {value.key for value in found.values} - {"wrapped"} == {"state", "bytes", "dcp"}
 
     def _tell_of_going_back(self, step: int) -> None:
         """Warns of a run that begins before the newest step and restored none: it makes that the newest one."""
@@ -542,15 +559,9 @@ class CheckpointManager:
             raise StoreClosedError(f"{self!r} saves nothing any more: make another manager")
 
 
-def _close(held: Sequence[OwnedFile]) -> None:
+def _close(held: Sequence[Closable]) -> None:
     for one in held:
         one.close()
-
-
-def _is_of_dcp(path: str) -> bool:
-    """Returns whether a snapshot is a checkpoint of DCP: by its values, as `memstore convert` tells it."""
-    values = {value.key for value in load_manifest(path).values}
-    return values - {"wrapped"} == {"state", "bytes", "dcp"}
 
 
 def _rank() -> int:

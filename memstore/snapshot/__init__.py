@@ -7,6 +7,7 @@ drafts        who writes what, in which file       publishing    the parts of al
 stored        a snapshot that is there             reading       its tensors in memory, or mapped
 manifest      what a snapshot says of itself; the names of its files and tensors
 storage       its folder, and how far it is         chunks        parts of its files, read or written several at once
+objects       its place in a bucket                 buckets       URLs, and the requests to an object store
 staging       tensors, copied into shared memory   writer        the process that writes them
 increments    what a take shares with a base        copying       whole copies
 
@@ -22,10 +23,13 @@ from memstore._wording import offered
 
 if TYPE_CHECKING:
     from memstore.snapshot import (
+        buckets,
         chunks,
+        copying,
         drafts,
         increments,
         manifest,
+        objects,
         publishing,
         ranks,
         reading,
@@ -61,6 +65,8 @@ __all__ = [
     "StateDict",
     "Stateful",
     "TensorEntry",
+    "buckets",
+    "copying",
     "chunks",  # modules that integrations and conversions use, too
     "describe_snapshot",
     "differences",
@@ -71,6 +77,7 @@ __all__ = [
     "load_manifest",
     "load_snapshot",
     "manifest",
+    "objects",
     "publishing",
     "ranks",
     "reading",

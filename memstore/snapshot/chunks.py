@@ -154,11 +154,12 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[ChunkRun]:
     return found
 
 
-def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list[FilePart]]:
+def by_width(parts: Iterable[FilePart], size: int, slack: int | None = None) -> tuple[list[FilePart], list[FilePart]]:
     """Cuts the parts at the ends of chunks. Returns those of chunks of which at least half is wanted, and the others.
 
     Args:
         size: of the file, in bytes.
+        slack: instead of half, all but so many bytes.
     """
     found: dict[int, list[FilePart]] = defaultdict(list)
     for start, piece in _pieces(parts):
@@ -167,7 +168,8 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
     narrow: list[FilePart] = []
     for chunk, pieces in found.items():
         wanted = sum(len(piece.memory) for piece in pieces)
-        is_wide = 2 * wanted >= min(CHUNK, size - chunk * CHUNK)
+        nbytes = min(CHUNK, size - chunk * CHUNK)
+        is_wide = 2 * wanted >= nbytes if slack is None else nbytes - wanted <= slack
         (wide if is_wide else narrow).extend(pieces)
     return wide, narrow
 
@@ -342,20 +344,26 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
+def in_parallel(
+    function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None], *, threads: int | None = None
+) -> list[R]:
     """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
 
     When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
+
+    Args:
+        threads: how many there may be, where they wait for a network and not for cores.
     """
     results: list[R] = []
-    count = min(len(os.sched_getaffinity(0)), len(items), _MOST_THREADS)
+    most = min(len(os.sched_getaffinity(0)), _MOST_THREADS) if threads is None else threads
+    count = min(most, len(items))
     if count <= 1:
         for item in items:
             results.append(function(item))
             each(item)
         return results
     with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
-        batch = min(-(-len(items) // (count * _FEW)), _BATCH)
+        batch = min(-(-len(items) // (count * _FEW)), _BATCH) if threads is None else 1
         batches = [items[start : start + batch] for start in range(0, len(items), batch)]
         futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
         try:

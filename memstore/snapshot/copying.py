@@ -12,13 +12,15 @@ import math
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from memstore._info import Progress
 from memstore.engine import TORCH_DTYPES, make_header
+from memstore.snapshot.buckets import is_url, path_or_url
 from memstore.snapshot.chunks import CHUNK, FilePart, LateBytes, PieceSums, pieces_between
 from memstore.snapshot.increments import BoxSums, sums_of_boxes
 from memstore.snapshot.manifest import (
@@ -26,12 +28,13 @@ from memstore.snapshot.manifest import (
     ManifestBox,
     ManifestFile,
     is_model_file,
-    local_path,
     name_with_id,
 )
+from memstore.snapshot.objects import ObjectStorage, Storage
 from memstore.snapshot.publishing import (
     Take,
     abandon,
+    begin_in_bucket,
     claim,
     index_text,
     new_take,
@@ -65,12 +68,14 @@ def copy_snapshot(
     *,
     durable: bool = True,
     progress: Progress | bool | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Copies a snapshot to another folder, as a whole one. It appears completely, or not at all.
+    """Copies a snapshot to another folder, or to a bucket, as a whole one. It appears completely, or not at all.
 
     Args:
-        stored: the source.
-        target: the path of a folder, which has no snapshot and no store yet.
+        stored: the source, in a folder or a bucket.
+        target: the path of a folder, which has no snapshot and no store yet; or a URL.
+        options: for the bucket of the target.
         durable: whether it is on the disk when the call returns.
         progress: as of `Snapshot.take`.
 
@@ -79,12 +84,21 @@ def copy_snapshot(
         CorruptionError: the source is damaged. Nothing is left at `target`.
         StoreFullError: no room. Nothing is left.
     """
-    path = local_path(target)
-    refuse_what_is_there(path)
-    has_sums = any(file.sums for file in stored.manifest.files)
-    take = new_take(path, stored.manifest.world_size, durable=durable, checksum=has_sums)
-    take = msgspec.structs.replace(take, created=stored.manifest.created)
-    take, storage = FileStorage.create_for(path, partial(claim, take, True), durable=durable)
+    path = path_or_url(target)
+    storage: Storage
+    if is_url(path):
+        storage = ObjectStorage(path, options)
+        take = msgspec.structs.replace(
+            begin_in_bucket(storage, 1, durable=durable),
+            world_size=stored.manifest.world_size,
+            created=stored.manifest.created,
+        )
+    else:
+        refuse_what_is_there(path)
+        has_sums = any(file.sums for file in stored.manifest.files)
+        take = new_take(path, stored.manifest.world_size, durable=durable, checksum=has_sums)
+        take = msgspec.structs.replace(take, created=stored.manifest.created)
+        take, storage = FileStorage.create_for(path, partial(claim, take, True), durable=durable)
     written: list[str] = []
     try:
         with stored.reading():
@@ -95,7 +109,7 @@ def copy_snapshot(
 
 
 def _copy(
-    stored: Stored, storage: FileStorage, take: Take, written: list[str], progress: Progress | bool | None
+    stored: Stored, storage: Storage, take: Take, written: list[str], progress: Progress | bool | None
 ) -> Manifest:
     manifest = stored.manifest
     groups = _groups(stored)
@@ -139,7 +153,7 @@ def _copy(
     copied = msgspec.structs.replace(
         manifest, id=take.id, writer=take.writer, files=tuple(files), tensors=tuple(tensors)
     )
-    index = None if is_split else index_text(places, sum(sizes.values()))
+    index = None if is_split or storage.is_remote else index_text(places, sum(sizes.values()))
     publish_manifest(storage, take, copied, index, box_sums)
     return copied
 

@@ -26,6 +26,7 @@ from memstore.sharding import Box, Shard, TensorShard, narrow_to
 from memstore.snapshot.chunks import Done, FilePart, LateBytes, PieceSums
 from memstore.snapshot.increments import BoxToWrite, SharedFiles
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
+from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish, with_sums
 from memstore.snapshot.stateful import HeldTensor, StateWalker
 from memstore.snapshot.storage import FileStorage
@@ -192,7 +193,7 @@ class FileDraft(NamedTuple):
 
     def write(
         self,
-        storage: FileStorage,
+        storage: Storage,
         *,
         durable: bool,
         checksum: bool,
@@ -473,7 +474,7 @@ def write_values(
 
 
 def write_files(
-    storage: FileStorage,
+    storage: Storage,
     part: SnapshotPart,
     files: Sequence[FileDraft],
     *,
@@ -547,6 +548,7 @@ def write_boxes(
     world_size: int,
     durable: bool,
     checksum: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> WrittenFile:
     """Writes a file of the boxes into the folder, which is there. If it fails, the file is gone again.
 
@@ -572,7 +574,7 @@ def write_boxes(
     if not found:
         return WrittenFile(save, None, (None,) * len(planned))
     file = draft_file(file_name("state", rank, world_size, save), 0, found)
-    written = file.write(FileStorage(path), durable=durable, checksum=checksum)
+    written = file.write(storage_at(path, options), durable=durable, checksum=checksum)
     boxes: list[ManifestBox | None] = [None] * len(planned)
     for piece, box in zip(file.pieces, file.boxes, strict=True):
         boxes[piece.tensor] = box
@@ -615,6 +617,7 @@ def publish_planned(
     *,
     save: str,
     durable: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Makes the files of all ranks a snapshot, as one part.
 
@@ -655,4 +658,4 @@ def publish_planned(
             tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", tuple(boxes)))
     values += [walker.add(key, value) for key, value in objects.items()]
     whole = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
-    publish(FileStorage(path), [whole], replacing)
+    publish(storage_at(path, options), [whole], replacing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
@@ -29,7 +29,9 @@ from memstore.errors import (
     NotAStoreError,
     UnsupportedValueError,
 )
+from memstore.snapshot.buckets import is_url, path_or_url
 from memstore.snapshot.chunks import SUM_SIZE, size_of_sums
+from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.storage import FileStorage
 
 # --- Names of files and tensors --------------------------------------------------------------------------------------
@@ -157,28 +159,21 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
     return claimant if file is not None or name in (CLAIM, INDEX) else None
 
 
-def local_path(path: Any) -> str:
-    """Returns the absolute path of a folder. Raises TypeError or ValueError if it is none."""
-    found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(found, str) or not found or "\0" in found:
-        raise TypeError(f"path is that of a folder, as text, and not {path!r:.100}")
-    if "://" in found:
-        scheme, _, rest = found.partition("://")
-        if scheme not in ("file", "fs"):
-            raise ValueError(f"{found!r}: snapshots are folders of a file system; there is no storage {scheme!r}")
-        found = rest
-    return os.path.abspath(found)
-
-
 def tiers_of(then: Any) -> tuple[str, ...]:
-    """Returns the absolute paths of further tiers. Raises TypeError or ValueError if they are none."""
+    """Returns the absolute paths, or URLs, of further tiers. Raises TypeError or ValueError if they are none."""
     if isinstance(then, str | os.PathLike):
         raise TypeError(f"then is a list of paths, and not {then!r}")
-    return tuple(map(local_path, then))
+    return tuple(map(path_or_url, then))
 
 
-def is_snapshot(path: str | os.PathLike[str]) -> bool:
-    """Returns whether this is the folder of a snapshot."""
+def is_snapshot(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> bool:
+    """Returns whether this is the folder of a snapshot, or a URL of one.
+
+    Args:
+        options: for a bucket.
+    """
+    if is_url(path):
+        return bool(storage_at(str(path), options).present([MANIFEST]))
     return os.path.lexists(os.path.join(path, MANIFEST))
 
 
@@ -188,16 +183,22 @@ def others_in(folder: str) -> list[OtherCheckpoint]:
         names = sorted(os.listdir(folder))
     except OSError:
         return []  # what may not be listed can't be opened either, and that error says more
+    return [other for other in others_among(names) if not os.path.isdir(os.path.join(folder, other.name))]
+
+
+def others_at(storage: Storage) -> list[OtherCheckpoint]:
+    """Returns the checkpoints of other libraries in a folder or at a place in a bucket."""
+    return others_among(storage.names()) if storage.is_remote else others_in(storage.path)
+
+
+def others_among(names: Iterable[str]) -> list[OtherCheckpoint]:
+    """Returns the checkpoints of other libraries that files of these names are."""
     found: list[OtherCheckpoint] = []
     for name in names:
         if _TORCH_MARK.fullmatch(name):
-            other = OtherCheckpoint(name, "a checkpoint of torch.distributed.checkpoint", "dcp")
+            found.append(OtherCheckpoint(name, "a checkpoint of torch.distributed.checkpoint", "dcp"))
         elif name == _TORCHSNAPSHOT_MARK:
-            other = OtherCheckpoint(name, "a snapshot of torchsnapshot", "torchsnapshot")
-        else:
-            continue
-        if not os.path.isdir(os.path.join(folder, name)):
-            found.append(other)
+            found.append(OtherCheckpoint(name, "a snapshot of torchsnapshot", "torchsnapshot"))
     return found
 
 
@@ -368,14 +369,19 @@ def refuse_two(path: str, folder: str | None = None) -> None:
         )
 
 
-def load_manifest(path: str) -> Manifest:
-    """Returns the manifest of the snapshot in a folder.
+def load_manifest(path: str, options: Mapping[str, Any] | None = None) -> Manifest:
+    """Returns the manifest of the snapshot in a folder, or at a URL.
+
+    Args:
+        options: for a bucket.
 
     Raises:
         CorruptionError, FormatVersionError: as `read_manifest`.
         NotAStoreError: there is none; a NoSnapshotError where nothing else is there either.
         AmbiguousCheckpointError: another library has saved to the folder, too.
     """
+    if is_url(path):
+        return _load_from_bucket(path, options)
     if not os.path.isdir(path):
         if os.path.isfile(path):
             raise NotAStoreError(f"{path} is no snapshot: it is a file, and a snapshot is a folder")
@@ -389,6 +395,21 @@ def load_manifest(path: str) -> Manifest:
         raise kind(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
     refuse_two(path)
     return read_manifest(path, text)
+
+
+def _load_from_bucket(path: str, options: Mapping[str, Any] | None) -> Manifest:
+    storage = storage_at(path, options)
+    try:
+        return read_manifest(path, storage.read_bytes(MANIFEST, LIMIT))
+    except KeyNotFoundError:
+        names = storage.names()
+        others = others_among(names)
+        kind = NotAStoreError if others else NoSnapshotError
+        what = f"it has no {MANIFEST}" if names else "nothing is there"
+        why = f"it is {others[0].kind}, which is read on a file system only" if others else (
+            "a take that was not finished leaves none"
+        )  # fmt: skip
+        raise kind(f"{path} is no snapshot: {what}; {why}") from None
 
 
 def _checksum(text: bytes | bytearray, at: int) -> bytes:

@@ -19,8 +19,9 @@ from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
+from memstore.snapshot.buckets import OF_ALL, is_url, path_or_url
 from memstore.snapshot.copying import copy_snapshot
-from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, local_path, tiers_of
+from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, tiers_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor, state_dict_of, view
 from memstore.snapshot.restore import restore
@@ -90,10 +91,12 @@ class Snapshot:
         *,
         then: Sequence[str | PathLike[str]] = (),
     ) -> None:
-        self.path: str = local_path(path)
+        self.path: str = path_or_url(path)
         self.then: tuple[str, ...] = tiers_of(then)
         self.pg = pg
-        self._allow_pickle, self._timeout = StorageOptions.of(storage_options)
+        self._allow_pickle, self._timeout, self._bucket = StorageOptions.of(
+            storage_options, next(filter(is_url, (self.path, *self.then)), self.path)
+        )
         self._stored: Stored | None = None
         self._manifest: Manifest | None = None  # where it is known, before anything is opened
 
@@ -112,6 +115,7 @@ class Snapshot:
         allow_pickle: bool = False,
         base: Snapshot | str | PathLike[str] | None = None,
         then: Sequence[str | PathLike[str]] = (),
+        memory_budget_bytes: int | None = None,
     ) -> Snapshot:
         """Saves the state of some objects. The snapshot becomes visible completely, or not at all.
 
@@ -150,8 +154,17 @@ class Snapshot:
             StoreTimeoutError: a rank did not come; the message names it.
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
-        given = _path_of(base)
-        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options, given, then)
+        options = TakeOptions.of(
+            path,
+            replicated,
+            durability,
+            checksum,
+            allow_pickle,
+            storage_options,
+            _path_of(base),
+            then,
+            memory_budget_bytes,
+        )
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
             found = take_tiers(prepared, progress, pg)
@@ -172,6 +185,7 @@ class Snapshot:
         allow_pickle: bool = False,
         base: Snapshot | str | PathLike[str] | None = None,
         then: Sequence[str | PathLike[str]] = (),
+        memory_budget_bytes: int | None = None,
     ) -> PendingSnapshot:
         """Takes a snapshot like `take`, but returns as soon as the tensors may change: a process writes their copies.
 
@@ -201,10 +215,19 @@ class Snapshot:
             ResourceLimitError: the copies don't fit into the machine's memory.
             AlreadyExistsError, ValueError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
-        given = _path_of(base)
-        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options, given, then)
+        options = TakeOptions.of(
+            path,
+            replicated,
+            durability,
+            checksum,
+            allow_pickle,
+            storage_options,
+            _path_of(base),
+            then,
+            memory_budget_bytes,
+        )
         with lacks_told(path):
-            pending = start(prepare(path, app_state, pg, options), progress)
+            pending = start(prepare(path, app_state, pg, options), progress, options)
         storage = {"allow_pickle": allow_pickle, **(storage_options or {})}
         return PendingSnapshot(pending, lambda manifest, where: cls._of(manifest, where, pg, storage, then))
 
@@ -213,7 +236,7 @@ class Snapshot:
         cls, manifest: Manifest, where: str, pg: Any, storage_options: dict[str, Any], then: Sequence[Any]
     ) -> Snapshot:
         """Returns a snapshot whose manifest is known already, and the folder where it lies."""
-        snapshot = cls(where, pg, storage_options, then=[path for path in then if local_path(path) != where])
+        snapshot = cls(where, pg, storage_options, then=[path for path in then if path_or_url(path) != where])
         snapshot._manifest = manifest
         return snapshot
 
@@ -334,7 +357,7 @@ class Snapshot:
         durability: Literal["process", "disk"] = "disk",
         progress: Progress | bool | None = None,
     ) -> Snapshot:
-        """Copies the snapshot to another folder, whole: the copy shares no file with any other snapshot.
+        """Copies the snapshot to another folder or URL, whole: the copy shares no file with any other snapshot.
 
         One process calls this, for the state of all ranks. What is read is compared with its checksums, if it has any.
 
@@ -351,24 +374,31 @@ class Snapshot:
         if durability not in ("process", "disk"):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
         with lacks_told(path):
-            copied = copy_snapshot(self._open(), path, durable=durability == "disk", progress=progress)
-        return self._of(copied, local_path(path), self.pg, self._options(), ())
+            durable, bucket = durability == "disk", self._bucket
+            copied = copy_snapshot(self._open(), path, durable=durable, progress=progress, options=bucket)
+        options = self._options()
+        if not is_url(target := path_or_url(path)):
+            options = {key: options[key] for key in OF_ALL}
+        return self._of(copied, target, self.pg, options, ())
 
     def _open(self) -> Stored:
         """Returns what is read of the snapshot; see `stored_of`."""
         if self._stored is None:
-            self._stored = open_first([self.path, *self.then]) if self.then else Stored(self.path, self._manifest)
+            if self.then:
+                self._stored = open_first([self.path, *self.then], self._bucket)
+            else:
+                self._stored = Stored(self.path, self._manifest, self._bucket)
         return self._stored
 
     def _choose_tier(self, ranks: RankGroup) -> None:
         """Opens the first tier that is the same snapshot on all ranks: another host's memory may lack it."""
         paths = [self.path, *self.then]
         with ranks.together() as step:
-            step.said = msgspec.msgpack.encode([_id_at(path) for path in paths])
+            step.said = msgspec.msgpack.encode([_id_at(path, self._bucket) for path in paths])
         said = [msgspec.msgpack.decode(text, type=list[str | None]) for text in step.heard]
         for path, *ids in zip(paths, *said, strict=True):
             if ids[0] is not None and len(set(ids)) == 1:
-                self._stored = Stored(path)
+                self._stored = Stored(path, options=self._bucket)
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -387,7 +417,7 @@ class Snapshot:
 
     def _options(self) -> dict[str, Any]:
         """Returns the storage options that it was opened with."""
-        return {"allow_pickle": self._allow_pickle, "timeout": self._timeout}
+        return {**self._bucket, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __str__(self) -> str:
         """Returns a table of its entries; just its path if it can't be read."""
@@ -408,9 +438,9 @@ class Snapshot:
         return f"memstore.Snapshot({self.path!r})"
 
 
-def _id_at(path: str) -> str | None:
+def _id_at(path: str, options: dict[str, Any]) -> str | None:
     try:
-        return load_manifest(path).id
+        return load_manifest(path, options).id
     except (MemstoreError, OSError):
         return None
 

@@ -34,8 +34,9 @@ import torch
 from memstore._threads import Hooks, around_forks
 from memstore.engine import ALIGNMENT, SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError, UnsupportedValueError, lack_of, way_out
+from memstore.snapshot.buckets import is_url, variables
 from memstore.snapshot.chunks import in_parallel
-from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient
+from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient, write_here
 from memstore.structure import CopyPlan, GatheredCopy, PlainCopy, copy_tensors, modes, why_no_memory
 
 # --- The steps -------------------------------------------------------------------------------------------------------
@@ -84,6 +85,7 @@ class StagedTensors:
         durable: bool = True,
         checksum: bool = True,
         done: Callable[[int], None] | None = None,
+        options: dict[str, Any] | None = None,
         lane: int = 0,
         more: bool = False,
     ) -> PendingWrite:
@@ -95,6 +97,7 @@ class StagedTensors:
             part: of a rank, encoded, where the files are a part of a snapshot (`publishing.finish_part`).
             durable, checksum: as for `FileStorage.write`.
             done: called, in a thread of its own, with the bytes that were written since; must not raise.
+            options: for a bucket, where `folder` is a URL.
             lane: which writer does it. Each carries out its jobs one after the other.
             more: whether the memory is to be written once more, to another folder. Else this is the last time.
 
@@ -103,12 +106,17 @@ class StagedTensors:
         """
         block, users = self.block, self._users
         users.enter()
-        path = os.path.abspath(folder)
+        path = str(folder) if is_url(folder) else os.path.abspath(folder)
         pending = PendingWrite(f"the snapshot in {path}", users.leave, done)
         place = os.fsencode(path)
-        job = WriteJob(next(_numbers), place, list(files), part, durable, checksum, done is not None)
+        number, told = next(_numbers), done is not None
+        bucket, environment = (options, variables()) if is_url(path) else (None, {})
+        job = WriteJob(number, place, list(files), part, durable, checksum, told, bucket, environment)
         try:
-            self._stager.send(job, block.fd, pending, lane)
+            if path.startswith("memory://"):  # of this process
+                write_here(job, block.bytes.data, pending)
+            else:
+                self._stager.send(job, block.fd, pending, lane)
         except BaseException:  # an exception of a signal's handler may come when the writer has the memory already
             users.drop()
             self.release()

@@ -23,9 +23,9 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from memstore._info import Progress
 from memstore._progress import shown
@@ -52,6 +52,7 @@ from memstore.snapshot.chunks import (
     Done,
     FilePart,
     PieceSums,
+    by_width,
     damaged,
     in_parallel,
     read_run,
@@ -110,6 +111,13 @@ _UNTIL_REMOVED = 1.0  # seconds until who removes a step has removed its manifes
 _ATTEMPTS = 20  # to leave a first file in a folder that others remove while it is empty
 
 
+class NamedFile(Protocol):
+    """A file as a manifest has it."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class FileStorage:
     """Files by name, in a folder that exists. Thread-safe.
 
@@ -126,7 +134,12 @@ class FileStorage:
     Raises:
         NotAStoreError: there is no such folder.
         PermissionDeniedError: this process may not open it.
+
+    `ObjectStorage` has the same calls for a bucket.
     """
+
+    is_remote = False
+    look_pause = 0.25  # seconds between two looks whether somebody has published
 
     def __init__(self, path: str | os.PathLike[str], *, file_mode: int = 0o600) -> None:
         self.path = os.path.abspath(path)
@@ -265,7 +278,13 @@ class FileStorage:
                 raise
 
     def read(
-        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+        self,
+        name: str,
+        parts: Sequence[FilePart],
+        *,
+        sums: bytes | None = None,
+        check_narrow: bool = True,
+        done: Done | None = None,
     ) -> None:
         """Reads runs of a file straight into their memory, sorted and joined, several at once.
 
@@ -273,6 +292,7 @@ class FileStorage:
             name: of the file.
             parts: which runs, in any order, and where they go. They must not overlap in memory.
             sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
+            check_narrow: False: chunks of which less than half is wanted are neither read whole nor checked.
             done: told the bytes read, those that only the sums need among them.
 
         Raises:
@@ -288,10 +308,17 @@ class FileStorage:
                 if len(sums) != expected:
                     detail = f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}"
                     raise damaged(path, detail)
-                runs = whole_chunks(parts, size)
-            if runs and runs[-1].end > size:
-                raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
-            in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
+                wide, narrow = (parts, ()) if check_narrow else by_width(parts, size)
+                runs = whole_chunks(wide, size)
+                self._read_runs(fd, path, size, runs_of(narrow, join=_JOINED), None, done)
+            self._read_runs(fd, path, size, runs, sums, done)
+
+    def _read_runs(
+        self, fd: int, path: str, size: int, runs: Sequence[ChunkRun], sums: bytes | None, done: Done | None
+    ) -> None:
+        if runs and runs[-1].end > size:
+            raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
+        in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Generator[tuple[int, int]]:
@@ -507,6 +534,31 @@ class FileStorage:
         with file_errors(path), contextlib.suppress(FileNotFoundError):
             syscalls.unlink(path, self._fd)
 
+    def present(self, names: Iterable[str]) -> set[str]:
+        """Returns which of these files are there."""
+        return {name for name in names if self._exists(self._path_of(name))}
+
+    def remove_all(self, names: Iterable[str]) -> None:
+        """Removes files, as far as that is possible: one that stays harms nobody."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                self.remove(name)
+
+    def remove_place(self) -> None:
+        """Removes the folder, if it is empty."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)  # to look whether it is empty takes a descriptor, and there may be none
+
+    def know(self, files: object) -> None:
+        """Does nothing: names say all here."""
+
+    def names_of(self, file: NamedFile) -> list[str]:
+        """Returns the names of what a file consists of: here of itself."""
+        return [file.name]
+
+    def confirm(self, files: object) -> None:
+        """Does nothing: nobody removes files of a take that goes on."""
+
     def _path_of(self, name: str) -> str:
         return f"{self.path}/{check_name(name)}"
 
@@ -521,7 +573,15 @@ class FileStorage:
 _AT_ONCE = 4 * CHUNK  # bytes of a file that is verified, read in parallel
 
 
-def verify_file(storage: FileStorage, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
+class Readable(Protocol):
+    """A storage, as far as it is read."""
+
+    def read(
+        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+    ) -> None: ...
+
+
+def verify_file(storage: Readable, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
     """Reads all of a file that should have `size` bytes. Raises CorruptionError, which says where it is damaged."""
     memory = memoryview(bytearray(min(size, _AT_ONCE)))
     if not size:

@@ -33,6 +33,7 @@ from memstore.errors import (
 )
 from memstore.listing import near
 from memstore.sharding import Box, cover_of
+from memstore.snapshot.buckets import is_url
 from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.manifest import (
     MANIFEST,
@@ -44,7 +45,8 @@ from memstore.snapshot.manifest import (
     load_manifest,
     path_of,
 )
-from memstore.snapshot.storage import FileStorage, ProgressMeter, hold, verify_file
+from memstore.snapshot.objects import storage_at
+from memstore.snapshot.storage import ProgressMeter, hold, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
 
 _log = logging.getLogger("memstore")
@@ -74,18 +76,21 @@ class Value(NamedTuple):
 class Stored:
     """A snapshot, opened for reading. Raises NotAStoreError if there is none.
 
-    While it lives, no CheckpointManager removes the snapshot.
+    While it lives, no CheckpointManager removes the snapshot, if that lies on a file system.
+
+    Args:
+        options: for a bucket.
 
     Attributes:
-        path: of its folder.
+        path: of its folder, or its URL.
         storage, manifest: what is read.
     """
 
-    def __init__(self, path: str, manifest: Manifest | None = None) -> None:
-        self.path = path
-        self.manifest = load_manifest(path) if manifest is None else manifest
-        self.storage = FileStorage(path)
-        self._held = hold(path)
+    def __init__(self, path: str, manifest: Manifest | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self.path, self.options = path, options
+        self.manifest = load_manifest(path, options) if manifest is None else manifest
+        self.storage = storage_at(path, options, files=self.manifest.files)
+        self._held = None if is_url(path) else hold(path)
         self._values: dict[int, Value] = {}
         self._tensors: dict[int, dict[str, ManifestTensor]] = {}
         self._by_path: dict[str, ManifestTensor] | None = None
@@ -207,7 +212,7 @@ class Stored:
     def _change(self) -> str | None:
         """Says what has become of the manifest since it was read; None if it is there, or can't be read."""
         try:
-            return None if load_manifest(self.path).id == self.manifest.id else "overwritten"
+            return None if load_manifest(self.path, self.options).id == self.manifest.id else "overwritten"
         except NotAStoreError:
             return "removed"
         except MemstoreError:
@@ -233,20 +238,23 @@ class Stored:
             raise self.damaged(f"the value {key!r:.100}: {error.detail}") from error
 
 
-def open_first(paths: Sequence[str]) -> Stored:
-    """Opens the first of several folders that has a snapshot whose manifest can be read.
+def open_first(paths: Sequence[str], options: Mapping[str, Any] | None = None) -> Stored:
+    """Opens the first of several folders, or URLs, that has a snapshot whose manifest can be read.
+
+    Args:
+        options: for a bucket.
 
     Raises:
         NotAStoreError, CorruptionError: of the last one, if none has.
     """
     for path in paths[:-1]:
         try:
-            return Stored(path)
+            return Stored(path, options=options)
         except NotAStoreError:
             continue
         except CorruptionError as error:
             _log.warning("%s: the next tier, %s, is used", error, paths[-1])
-    return Stored(paths[-1])
+    return Stored(paths[-1], options=options)
 
 
 # --- Entries and leaves, by path -------------------------------------------------------------------------------------

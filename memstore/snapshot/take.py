@@ -20,7 +20,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -29,7 +29,7 @@ import msgspec
 import torch
 
 from memstore import _modes as modes
-from memstore._arguments import flag
+from memstore._arguments import flag, whole_number
 from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
 from memstore._ranks import RankError
@@ -44,6 +44,7 @@ from memstore.errors import (
     UnknownOutcomeError,
 )
 from memstore.sharding import Box
+from memstore.snapshot.buckets import OF_ALL, bucket_options, check_options, is_url, path_or_url
 from memstore.snapshot.drafts import (
     DraftPiece,
     FileDraft,
@@ -62,16 +63,17 @@ from memstore.snapshot.manifest import (
     Manifest,
     check_length,
     failure_name,
-    local_path,
     part_name,
     path_of,
     read_manifest,
     tiers_of,
 )
+from memstore.snapshot.objects import ObjectStorage, Storage, storage_at
 from memstore.snapshot.publishing import (
     SnapshotPart,
     Take,
     abandon,
+    begin_in_bucket,
     claim,
     new_take,
     present_manifest,
@@ -99,22 +101,29 @@ _log = logging.getLogger("memstore")
 
 
 class StorageOptions(NamedTuple):
-    """The `storage_options` of `Snapshot`."""
+    """The `storage_options` of `Snapshot`.
+
+    Attributes:
+        bucket: those for an object store; obstore knows their names.
+    """
 
     allow_pickle: bool
     timeout: float
+    bucket: dict[str, Any]
 
     @classmethod
-    def of(cls, given: dict[str, Any] | None) -> StorageOptions:
-        """Raises TypeError or ValueError for options that memstore doesn't have."""
-        options = given or {}
-        unknown = set(options) - set(cls._fields)
-        if unknown:
-            raise TypeError(f"storage_options has {sorted(unknown)}; memstore knows {sorted(cls._fields)}")
+    def of(cls, given: Mapping[str, Any] | None, path: str) -> StorageOptions:
+        """Raises TypeError or ValueError for options that memstore doesn't have, or not for this path."""
+        options = dict(given or {})
+        bucket = bucket_options(options)
+        if is_url(path):
+            check_options(bucket)
+        elif bucket:
+            raise TypeError(f"storage_options has {sorted(bucket)}; memstore knows {sorted(OF_ALL)}")
         timeout = options.get("timeout")
         timeout = TIMEOUT if timeout is None else timeout
         deadline_after(timeout)  # raises for what is no number of seconds
-        return cls(flag("allow_pickle", options.get("allow_pickle") or False), timeout)
+        return cls(flag("allow_pickle", options.get("allow_pickle") or False), timeout, bucket)
 
 
 class TakeOptions(NamedTuple):
@@ -127,17 +136,21 @@ class TakeOptions(NamedTuple):
     timeout: float  # seconds for the other ranks in each step
     base: str | None  # an absolute path, or LATEST
     then: Sequence[str]  # absolute paths
+    bucket: dict[str, Any]  # options for an object store
+    budget: int | None  # bytes of memory for uploads
 
     @classmethod
     def of(
         cls,
+        path: Any,
         replicated: Any,
         durability: Any,
         checksum: Any,
         allow_pickle: Any,
         storage_options: Any,
-        base: Any,
-        then: Any,
+        base: Any = None,
+        then: Any = (),
+        memory_budget_bytes: Any = None,
     ) -> TakeOptions:
         """Raises TypeError or ValueError for what can't be meant, and storage options that memstore doesn't have."""
         flag("checksum", checksum)
@@ -146,13 +159,35 @@ class TakeOptions(NamedTuple):
             raise ValueError(
                 "an increment compares checksums with its base's: give no base=, or leave out checksum=False"
             )
+        place, tiers = path_or_url(path), tiers_of(then)
         if base is not None and base != LATEST:
-            base = local_path(base)
-        timeout = StorageOptions.of(storage_options).timeout
-        return cls(replicated or (), durability, checksum, allow_pickle, timeout, base, tiers_of(then))
+            base = path_or_url(base)
+        if base is not None and (is_url(place) or is_url(base)):
+            raise ValueError(
+                f"base= is for folders, and not for {place if is_url(place) else base}: leave it out; a take to a URL "
+                "puts only what isn't there already"
+            )
+        given = StorageOptions.of(storage_options, next(filter(is_url, (place, *tiers)), place))
+        if memory_budget_bytes is not None and whole_number("memory_budget_bytes", memory_budget_bytes) < 1:
+            raise ValueError(f"memory_budget_bytes is a positive number of bytes, and not {memory_budget_bytes!r}")
+        return cls(
+            replicated or (),
+            durability,
+            checksum,
+            allow_pickle,
+            given.timeout,
+            base,
+            tiers,
+            given.bucket,
+            memory_budget_bytes,
+        )
+
+    def storage(self, path: str) -> Storage:
+        """Returns the storage at a path or URL, which is there."""
+        return storage_at(path, self.bucket, budget=self.budget)
 
     def base_of(self, tier: int, folder: str) -> str | None:
-        """Returns the snapshot that a take shares files with; None if there is none.
+        """Returns the snapshot that a take shares files with; None if there is none, or in a bucket.
 
         Args:
             tier: which folder of the take it is, from 0. The base that was given is for the first one.
@@ -160,7 +195,7 @@ class TakeOptions(NamedTuple):
         """
         if self.base is None or (self.base != LATEST and not tier):
             return self.base
-        return latest_beside(folder)
+        return None if is_url(folder) else latest_beside(folder)
 
 
 # --- Steps 1 to 3: the ranks agree on who writes what ----------------------------------------------------------------
@@ -170,7 +205,7 @@ class PreparedTake(NamedTuple):
     """A rank's side of a take to one folder, before anything is written."""
 
     ranks: RankGroup
-    storage: FileStorage
+    storage: Storage
     part: SnapshotPart
     files: list[FileDraft]
     linked: SharedFiles
@@ -198,7 +233,7 @@ class Opening(msgspec.Struct, frozen=True):
 def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> list[PreparedTake]:
     """Takes the steps up to the writing. Returns what this rank is to write, for each tier."""
     ranks = RankGroup(group, options.timeout)
-    begun: list[tuple[Take, FileStorage]] = []
+    begun: list[tuple[Take, Storage]] = []
     prepared: list[PreparedTake] = []
     may_write = False  # whether other ranks may be writing
     try:
@@ -231,7 +266,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> list
             globs = set.intersection(*(set(said.replicated) for said in opening)) if ranks.size > 1 else ()
             walker = StateWalker(allow_pickle=options.allow_pickle)
             with ranks.together() as step:
-                storages = [storage for _, storage in begun] or [FileStorage(take.path) for take in takes]
+                storages = [storage for _, storage in begun] or [options.storage(take.path) for take in takes]
                 open_bases = [_open_base(base, options) for base in opening[0].bases]
                 # modules first: a tensor has the name of its first leaf, and a dict may hold a model's tensors, too
                 modules_first = sorted(dicts, key=lambda key: not isinstance(app_state[key], torch.nn.Module))
@@ -258,7 +293,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> list
             naming = _naming_of(opening)
             for take, storage, base in zip(takes, storages, open_bases, strict=True):
                 sharing = None
-                if base is not None:
+                if base is not None and isinstance(storage, FileStorage):
                     sharing = partial(base.share, storage, take.id, ranks.rank, ranks.size, take.durable)
                 drafted = draft(take, ranks.rank, values, walker.tensors, shared, shares, naming, sharing)
                 prepared.append(PreparedTake(ranks, storage, *drafted))
@@ -293,19 +328,22 @@ def _check_arguments(paths: Sequence[Any], app_state: Any, options: TakeOptions)
         raise ValueError(f"durability is 'process' or 'disk', and not {options.durability!r}")
     if isinstance(options.replicated, str) or not all(isinstance(glob, str) for glob in options.replicated):
         raise TypeError(f"replicated is a list of patterns, and not {options.replicated!r}")
-    folders = list(map(local_path, paths))
-    if len(set(map(os.path.realpath, folders))) < len(folders):
+    folders = list(map(path_or_url, paths))
+    if len({folder if is_url(folder) else os.path.realpath(folder) for folder in folders}) < len(folders):
         raise ValueError(f"a folder stands twice among {folders}: each tier has one of its own")
     return checked, folders
 
 
-def _begin(path: str, world_size: int, options: TakeOptions, *, plain: bool) -> tuple[Take, FileStorage]:
+def _begin(path: str, world_size: int, options: TakeOptions, *, plain: bool) -> tuple[Take, Storage]:
     """Makes the folder, and claims names in it, on rank 0. Raises AlreadyExistsError for what is there.
 
     Args:
         plain: whether its files may have the plain names. Those of an increment don't: nobody else is to take a file
             with a part of a model for the model.
     """
+    if is_url(path):
+        bucket = ObjectStorage(path, options.bucket, budget=options.budget)
+        return begin_in_bucket(bucket, world_size, durable=options.durability == "disk"), bucket
     refuse_what_is_there(path)
     take = new_take(path, world_size, durable=options.durability == "disk", checksum=options.checksum)
     return FileStorage.create_for(path, partial(claim, take, plain), durable=take.durable)
@@ -402,7 +440,7 @@ def take(prepared: PreparedTake, meter: ProgressMeter, *, finishes: bool) -> Man
 # --- Steps 4 to 6 of an asynchronous take ----------------------------------------------------------------------------
 
 
-def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None) -> PendingTiers:
+def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None, options: TakeOptions) -> PendingTiers:
     """Copies the tensors of a take that is prepared, for its writers. When it returns, the tensors may change."""
     ranks, nbytes = prepared[0].ranks, sum([one.nbytes for one in prepared])
     meter = ProgressMeter(progress, nbytes, "writing", rank=ranks.rank, keeps_errors=True)
@@ -433,6 +471,7 @@ def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None) ->
                 checksum=part.take.checksum,
                 done=meter.done,
                 lane=min(tier, 1),
+                options=options.bucket,
                 more=tier < len(prepared) - 1,
             )
             pending.append(PendingTake(prepared[tier], write))
@@ -450,7 +489,7 @@ def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None) ->
 
 _PROGRESS_FAILED = "the snapshot is there, but progress= was called no more after it raised {!r}"
 _TIER_FAILED = "there is no snapshot in {}, but the last tier is written: {}"
-_FIRST_LOOK, _LAST_LOOK = 0.002, 0.25  # seconds between two looks at the folder
+_FIRST_LOOK = 0.002  # seconds between two looks at the folder
 
 
 TierState = Literal["writing", "whole", "failed"]
@@ -596,7 +635,7 @@ class PendingTake:
             if time.monotonic() > deadline:
                 raise StoreTimeoutError(f"the snapshot {self.path}: {self._missing()}")
             time.sleep(pause)
-            pause = min(2 * pause, _LAST_LOOK)
+            pause = min(2 * pause, self._storage.look_pause)
 
     def _missing(self) -> str:
         """Says what the wait was for, and what to do."""
@@ -617,9 +656,10 @@ class PendingTake:
 
     def _failure(self) -> Exception | None:
         """Returns what another rank has noted. Without its part nobody can publish: so this rank's files go."""
-        for rank in range(self._take.world_size):
-            name = failure_name(self._take.id, rank)
-            if self._storage.size(name) is not None:
+        names = {failure_name(self._take.id, rank): rank for rank in range(self._take.world_size)}
+        found = self._storage.present(names) if len(names) > 1 else ()
+        for name, rank in names.items():
+            if name in found:
                 with contextlib.suppress(KeyNotFoundError, CorruptionError, *UNDECODABLE):
                     kind, text = msgspec.json.decode(self._storage.read_bytes(name, 1 << 20), type=tuple[str, str])
                     if not self._has_part(rank):
@@ -635,16 +675,17 @@ class PendingTake:
         raise error
 
     def _has_part(self, rank: int) -> bool:
-        return self._storage.size(part_name(self._take.id, rank)) is not None
+        name = part_name(self._take.id, rank)
+        return name in self._storage.present([name])
 
     def _abandon(self, files: list[str]) -> None:
         """Removes what this rank has written, once the take can't be published any more."""
-        others = set(range(self._take.world_size)) - {self._rank}
-        failed = all(self._storage.size(failure_name(self._take.id, rank)) is not None for rank in others)
+        others = {failure_name(self._take.id, rank) for rank in range(self._take.world_size) if rank != self._rank}
+        failed = not others or self._storage.present(others) == others
         abandon(self._storage, self._take, files, self._rank, all_ended=failed)
 
 
-def tell_others(storage: FileStorage, take: Take, rank: int, error: BaseException) -> None:
+def tell_others(storage: Storage, take: Take, rank: int, error: BaseException) -> None:
     """Leaves a note of what has failed here, for the other ranks' `wait`."""
     note = msgspec.json.encode([type(error).__name__, str(error)])
     with contextlib.suppress(MemstoreError, OSError):
