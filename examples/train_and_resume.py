@@ -1,11 +1,14 @@
 """A training run that is killed and continues from its last checkpoint, bit for bit, even with another number of ranks.
 
-    python examples/train_and_resume.py [--steps N] [--folder PATH]
+    python examples/train_and_resume.py [--steps N] [--folder PATH | --to s3://BUCKET/PATH]
 
 A small network learns the handwritten digits of scikit-learn (extra `demo`). First two ranks train it to the end. Then
 they train it again, and a CheckpointManager saves every few steps while training goes on; in the middle all ranks are
 killed. At last two ranks, one rank, and four ranks resume from the newest checkpoint: each run must end with the same
 weights as the run that was not interrupted.
+
+With --to the checkpoints go to a bucket (extra `cloud`), under a name of this run's own, where they stay. Credentials
+and endpoint come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL.
 
 Sums of floating-point numbers depend on their order. So each batch consists of four parts, whose gradients are added in
 the same order whichever rank computed them.
@@ -37,10 +40,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     default = f"{tempfile.gettempdir()}/memstore-train"
     parser.add_argument("--folder", default=default, help="of the checkpoints; what is there is removed")
+    parser.add_argument("--to", metavar="URL", help="of a place in a bucket, instead of a folder")
     options = parser.parse_args()
     steps, folder = options.steps, options.folder
-    shutil.rmtree(folder, ignore_errors=True)  # those of a run that was killed: this one begins at step 0
-    os.mkdir(folder)
+    if options.to:
+        folder = f"{options.to.rstrip('/')}/run-{time.time_ns()}"
+    else:
+        shutil.rmtree(folder, ignore_errors=True)  # those of a run that was killed: this one begins at step 0
+        os.mkdir(folder)
     try:
         undisturbed = train(2, steps, None)
         print(f"2 ranks, undisturbed    weights {undisturbed}")
@@ -53,7 +60,8 @@ def main() -> None:
             if resumed != undisturbed:
                 raise SystemExit(1)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not options.to:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- the trainer ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -139,6 +139,26 @@ def of_no_place(path: str) -> str:
     if "/~" in path:
         return '; "~" is taken as a name: os.path.expanduser makes your home folder of it'
     return "; paths are those of this host, or of storage that is mounted there" if ":/" in path else ""
+
+
+_BUCKETS = ("s3", "gs", "gcs", "az", "memory")
+
+
+def is_flattened(path: object) -> bool:
+    """Returns whether a path was the URL of a bucket, of which a Path has removed a slash: "s3:/bucket/run"."""
+    return isinstance(path, str) and ":/" in path and path.partition(":/")[0].lower() in _BUCKETS
+
+
+def refuse_url(path: object, what: str, instead: str) -> None:
+    """Raises ValueError if a call that takes files of this host was given a URL: it would make a folder "s3:".
+
+    Args:
+        what: takes them: "attach".
+        instead: what to do.
+    """
+    found: object = os.fspath(cast("os.PathLike[str]", path)) if isinstance(path, os.PathLike) else path
+    if is_flattened(found) or (isinstance(found, str) and re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", found)):
+        raise ValueError(f"{found!r:.200}: {what} takes files of this host, and no URL: {instead}")
 
 
 def check_new_folder(path: str) -> None:

@@ -14,10 +14,12 @@
     │   └── VersionConflictError                    the key has another version than expect_version
     ├── the store (open it differently)
     │   ├── NotAStoreError
+    │   │   └── NoBucketError (FileNotFoundError)   an object store has no such bucket
     │   ├── AlreadyExistsError (FileExistsError)
     │   ├── FormatVersionError
     │   ├── AmbiguousCheckpointError                a folder has checkpoints of two libraries
     │   ├── PermissionDeniedError (PermissionError)
+    │   │   └── CredentialsError                    an object store: none, expired or wrong ones, or a wrong clock
     │   ├── UnsupportedFilesystemError
     │   ├── ReadOnlyError
     │   └── StoreClosedError
@@ -26,8 +28,10 @@
     │   └── TransportUnavailableError               serve with RDMA, on a host without it
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
+    │   │   └── QuotaExceededError (EDQUOT)         the keys with a prefix may take no more
     │   ├── ResourceLimitError (OSError)            files, their size, memory, mappings, processes
-    │   ├── StorageError (OSError)                  storage that hosts share: not mounted, read-only, failing
+    │   ├── StorageError (OSError)                  storage that hosts share, or an object store: failing
+    │   │   └── ThrottledError                      an object store that wants fewer requests
     │   ├── StoreTimeoutError (TimeoutError)
     │   └── ContentionError
     ├── the bytes (restore, repair)
@@ -40,6 +44,7 @@
     └── the hosts (repeating the call is safe)
         ├── HomeUnavailableError (TimeoutError)     the host that has the key doesn't answer
         ├── UnknownOutcomeError                     nobody can say whether the change was made
+        ├── NotReplicatedError                      the value was put, and lies on one host alone
         ├── CrossHostError                          a call for one host, with keys or an entry on others
         ├── StaleMembershipError                    this host was removed from the cluster
         └── NotServedError                          a root isn't served, or can't be
@@ -147,6 +152,10 @@ class NotAStoreError(MemstoreError):
     """There is no store or snapshot: no such folder, or `memstore.json` is missing, foreign or damaged."""
 
 
+class NoBucketError(NotAStoreError, FileNotFoundError):
+    """The bucket, or container, of a URL doesn't exist, or not in this region. The message names it."""
+
+
 class AlreadyExistsError(MemstoreError, FileExistsError):
     """The thing that the call would create exists: a store (mode "x"), a dataset, a snapshot, an export's target."""
 
@@ -161,6 +170,10 @@ class AmbiguousCheckpointError(MemstoreError):
 
 class PermissionDeniedError(MemstoreError, PermissionError):
     """The store's folder or a file in it isn't accessible, belongs to others, is open to others, or is a link."""
+
+
+class CredentialsError(PermissionDeniedError):
+    """An object store got no credentials, expired ones or wrong ones; or this host's clock is off, which it refuses."""
 
 
 class UnsupportedFilesystemError(MemstoreError):
@@ -202,6 +215,28 @@ class StoreFullError(_ErrnoError):
     needed: int | None = None  # bytes that the value takes, where the capacity said no
 
 
+class QuotaExceededError(StoreFullError):
+    """The keys that start with `prefix` would take more bytes than `Store.set_quota` lets them. Nothing was changed.
+
+    `quota` and `used` are bytes, and `requested` those that the call would have added. `errno` is EDQUOT.
+    """
+
+    errno_default = errno.EDQUOT
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        prefix: str = "",
+        quota: int = 0,
+        used: int = 0,
+        requested: int = 0,
+    ) -> None:
+        super().__init__(message, key=key)
+        self.prefix, self.quota, self.used, self.requested = prefix, quota, used, requested
+
+
 class ResourceLimitError(_ErrnoError):
     """The process or the machine ran out of descriptors, memory, mappings or threads, or a file may be no larger.
 
@@ -214,7 +249,8 @@ class ResourceLimitError(_ErrnoError):
 class StorageError(_ErrnoError):
     """Storage that hosts share isn't mounted here, is read-only or fails, or lacks what another host has written.
 
-    `path` is the file or folder, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
+    The same is raised for an object store that answers with failures, or not at all, for longer than is repeated.
+    `path` is the file, folder or URL, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
     """
 
     errno_default = errno.EIO
@@ -230,6 +266,13 @@ class StorageError(_ErrnoError):
     ) -> None:
         super().__init__(message, key=key, code=code)
         self.path, self.host = path, host
+
+
+class ThrottledError(StorageError):
+    """An object store answers that there are too many requests, for longer than they are repeated. `path` is the URL.
+
+    Nothing is lost: the same call goes on with what is there.
+    """
 
 
 class StoreTimeoutError(MemstoreError, TimeoutError):
@@ -277,6 +320,14 @@ class LinkRefusedError(MemstoreError):
 
 class UnknownOutcomeError(MemstoreError):
     """A change may or may not have been made, for instance on another host. Repeating the call is safe."""
+
+
+class NotReplicatedError(MemstoreError):
+    """The value was put, and lies on one host alone, though its group is to have replicas. `version`: of the put."""
+
+    def __init__(self, message: str, *, key: str | None = None, version: int = 0) -> None:
+        super().__init__(message, key=key)
+        self.version = version
 
 
 class HomeUnavailableError(MemstoreError, TimeoutError):

@@ -30,6 +30,14 @@ from tests.huge_pages import ask_at_any_price
 from tests.leaks import find_leaks
 from tests.ranks.worlds import rank_server, ranks2, ranks4, world2, world4  # noqa: F401 - fixtures of several folders
 from tests.small_values import lie_in_segments
+from tests.support.bucket_fixtures import (  # noqa: F401 - fixtures of several folders
+    s3_environment,
+    s3_options,
+    s3_proxied,
+    s3_proxy,
+    s3_server,
+    url,
+)
 from tests.support.fork_server import ForkServer
 
 SHM = Path("/dev/shm")

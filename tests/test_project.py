@@ -32,6 +32,7 @@ LAYERS = (
     ("_compat", "_wording"),
     ("_modes", "_arguments", "_ranks"),
     ("_info",),
+    ("_progress",),
     ("engine",),
     ("distributed",),
     ("sharding",),

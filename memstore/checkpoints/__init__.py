@@ -8,6 +8,7 @@ For who works on it, the files:
 
 manager       CheckpointManager: the steps of a save and of a restore, on all ranks; signals
 folders       steps as folders: their names and records, which are whole, which stay, how one is removed. No torch
+buckets       steps in a bucket, the same; which of the two a root is
 backends      what writes a step: snapshots
 dcp           checkpoints of torch.distributed.checkpoint
 """
@@ -20,14 +21,15 @@ from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.checkpoints import folders
+    from memstore.checkpoints import buckets, folders
     from memstore.checkpoints.manager import CheckpointManager
 
 _HOMES = {"CheckpointManager": "memstore.checkpoints.manager"}
 
 __all__ = [
     "CheckpointManager",
-    "folders",  # for the command line
+    "buckets",
+    "folders",  # these two for the command line
 ]
 __dir__ = offered(__all__)
 

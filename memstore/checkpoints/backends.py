@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from memstore.snapshot import AppState, Snapshot
+from memstore.snapshot.increments import LATEST
 
 
 class BackendOptions(NamedTuple):
@@ -39,11 +40,15 @@ class PendingSave(Protocol):
 class CheckpointBackend(Protocol):
     """What writes the files of a step. Every rank makes these calls."""
 
-    def save(self, path: str, app_state: AppState) -> None:
-        """Saves, and returns when all ranks have."""
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        """Saves to all of these folders, and returns when all ranks have.
+
+        Args:
+            increment: whether it shares what is unchanged with the newest step; only rank 0's counts.
+        """
         ...
 
-    def start(self, path: str, app_state: AppState) -> PendingSave:
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
         """Saves, and returns when the objects may change."""
         ...
 
@@ -58,8 +63,10 @@ class SnapshotBackend:
             "allow_pickle": options.allow_pickle,
         }
 
-    def save(self, path: str, app_state: AppState) -> None:
-        Snapshot.take(path, app_state, **self._given)
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        Snapshot.take(paths[0], app_state, base=LATEST if increment else None, then=paths[1:], **self._given)
 
-    def start(self, path: str, app_state: AppState) -> PendingSave:
-        return Snapshot.async_take(path, app_state, **self._given)
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+        return Snapshot.async_take(
+            paths[0], app_state, base=LATEST if increment else None, then=paths[1:], **self._given
+        )

@@ -6,7 +6,7 @@ restored on another mesh, and by another program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, cast
@@ -26,20 +26,35 @@ from memstore.checkpoints.backends import PendingSave
 from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError
 from memstore.integrations import dcp
 from memstore.snapshot import AppState, RNGState
+from memstore.snapshot.buckets import is_url
 
 
 class DcpBackend:
-    """Checkpoints of `memstore.integrations.dcp`."""
+    """Checkpoints of `memstore.integrations.dcp`: in one place, and never increments.
 
-    def save(self, path: str, app_state: AppState) -> None:
+    Args:
+        options: for a bucket.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def _given(self, path: str) -> dict[str, Any]:
+        if not is_url(path):
+            return {"checkpoint_id": path}
+        return {"storage_writer": dcp.StorageWriter(path, storage_options=self._options)}
+
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        (path,) = paths
         try:
-            dcp.save(_state_dicts(app_state), checkpoint_id=path)
+            dcp.save(_state_dicts(app_state), **self._given(path))
         except CheckpointException as error:
             raise _as_memstores(error) from error
 
-    def start(self, path: str, app_state: AppState) -> PendingSave:
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+        (path,) = paths
         try:
-            return _PendingDcp(path, cast("Future[Any]", dcp.async_save(_state_dicts(app_state), checkpoint_id=path)))
+            return _PendingDcp(path, cast("Future[Any]", dcp.async_save(_state_dicts(app_state), **self._given(path))))
         except CheckpointException as error:
             raise _as_memstores(error) from error
 
@@ -62,11 +77,14 @@ class _PendingDcp:
         return self._future.done()
 
 
-def restore(path: str, app_state: AppState, *, is_torchs: bool, allow_pickle: bool) -> None:
+def restore(
+    path: str, app_state: AppState, *, is_torchs: bool, allow_pickle: bool, options: dict[str, Any] | None = None
+) -> None:
     """Restores a checkpoint. Every rank calls this.
 
     Args:
         is_torchs: whether torch's own writer saved it.
+        options: for a bucket.
 
     Raises:
         UnsupportedValueError: it did, with pickle, and that isn't allowed.
@@ -78,7 +96,7 @@ def restore(path: str, app_state: AppState, *, is_torchs: bool, allow_pickle: bo
             'storage_options={"allow_pickle": True} if you trust whoever saved it, or make a snapshot of it by '
             f"`memstore convert {path} NEW`"
         )
-    reader: Any = FileSystemReader(path) if is_torchs else dcp.StorageReader(path)
+    reader: Any = FileSystemReader(path) if is_torchs else dcp.StorageReader(path, storage_options=options)
     try:
         state = _state_dicts(app_state)
         flat = _flat_modules(app_state, state, set(reader.read_metadata().state_dict_metadata))

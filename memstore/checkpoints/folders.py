@@ -29,7 +29,8 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, Protocol
@@ -40,7 +41,8 @@ from msgspec import Meta
 from memstore._parsing import UNDECODABLE
 from memstore.engine import LockFile, OwnedFile, has_settings, syscalls
 from memstore.errors import AlreadyExistsError, MemstoreError, NotAStoreError, StoreTimeoutError
-from memstore.snapshot.manifest import MANIFEST, load_manifest, local_path, others_in
+from memstore.snapshot.buckets import path_or_url
+from memstore.snapshot.manifest import MANIFEST, load_manifest, others_in
 from memstore.snapshot.storage import HELD, FileStorage, file_errors, hold, is_unfinished
 
 _log = logging.getLogger("memstore")
@@ -49,7 +51,7 @@ _log = logging.getLogger("memstore")
 
 
 VERSION = 1
-_LIMIT = 1 << 20  # bytes of a record
+RECORD_LIMIT = 1 << 20  # bytes of a record
 MOST_STEPS = 10**15
 
 Backend = Literal["snapshot", "dcp"]
@@ -91,8 +93,10 @@ def encode_record(
     metric, best = (None, None) if rule is None else rule
     record = StepRecord(VERSION, step, save, time.time(), backend, dict(told), metric, best)
     text = msgspec.json.encode(record)
-    if len(text) > _LIMIT:
-        raise ValueError(f"the metrics of a step take {len(text):,} bytes, and {_LIMIT:,} are the most: save fewer")
+    if len(text) > RECORD_LIMIT:
+        raise ValueError(
+            f"the metrics of a step take {len(text):,} bytes, and {RECORD_LIMIT:,} are the most: save fewer"
+        )
     return text
 
 
@@ -107,7 +111,7 @@ def _metrics_of(record: StepRecord) -> dict[str, float]:
 # --- Steps that are there --------------------------------------------------------------------------------------------
 
 
-StepFormat = Literal["memstore", "dcp", "torchsnapshot", "orbax"]
+StepFormat = Literal["memstore", "dcp", "dcp in a bucket", "torchsnapshot", "orbax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,12 @@ class SavedStep:
         name: of its folder.
         save: which save it is, from 1; 0 for one that no manager saved.
         format: "memstore" for a snapshot or a checkpoint of `memstore.integrations.dcp`, "dcp" for one of torch's own
-            writer, "torchsnapshot" or "orbax" for what can't be restored; None while it is unfinished.
+            writer; "torchsnapshot", "orbax" or "dcp in a bucket" for what can't be restored; None while it is
+            unfinished.
         created: when a manager began to save it, in Unix seconds; None if no manager saved it.
         metrics: as they were given.
         rule: by which the manager that saved it ranks steps; None if it ranks none.
+        tier: which of the manager's folders it lies in, from 0.
     """
 
     step: int
@@ -132,6 +138,7 @@ class SavedStep:
     created: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     rule: RankingRule | None = None
+    tier: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -176,14 +183,18 @@ class RankingRule(NamedTuple):
 
 
 def newest(found: Sequence[SavedStep]) -> SavedStep | None:
-    """Returns the whole step that was saved last; None if there is none."""
-    return max((saved for saved in found if saved.is_whole), key=lambda saved: saved.order, default=None)
+    """Returns the whole step that was saved last; None if there is none. In several tiers it is the first one's."""
+    return max((saved for saved in found if saved.is_whole), key=_order_of, default=None)
+
+
+def _order_of(saved: SavedStep) -> tuple[int, int, int]:
+    return *saved.order, -saved.tier
 
 
 def current(found: Sequence[SavedStep]) -> list[SavedStep]:
-    """Returns the whole steps by number; of one that was saved several times, the newest."""
+    """Returns the whole steps by number; of one that was saved several times, the newest, in the first tier."""
     by_step: dict[int, SavedStep] = {}
-    for saved in sorted((saved for saved in found if saved.is_whole), key=lambda saved: saved.order):
+    for saved in sorted((saved for saved in found if saved.is_whole), key=_order_of):
         by_step[saved.step] = saved
     return [by_step[step] for step in sorted(by_step)]
 
@@ -224,14 +235,27 @@ class Retention(NamedTuple):
 
 
 class ClaimedStep(NamedTuple):
-    """A step that is about to be saved, and what keeps others from removing it meanwhile."""
+    """A step that is about to be saved.
+
+    Attributes:
+        name: of its folder.
+        held: what keeps others from removing it meanwhile.
+        save: which save it is.
+    """
 
     name: str
-    held: OwnedFile
+    held: Closable
+    save: int
+
+
+class Closable(Protocol):
+    """Something that keeps a step from being removed until it is closed."""
+
+    def close(self) -> None: ...
 
 
 class StepStorage(Protocol):
-    """The place where the steps of a run lie. A bucket will be one, too."""
+    """The place where the steps of a run lie: a folder, or in a bucket (`buckets.py`)."""
 
     @property
     def root(self) -> str:
@@ -246,11 +270,23 @@ class StepStorage(Protocol):
         """Returns all steps that are there, also unfinished ones, by their folders' names."""
         ...
 
-    def claim(self, step: int, metrics: Mapping[str, float], rule: RankingRule | None, backend: Backend) -> ClaimedStep:
-        """Takes a name for a step, where nothing is yet, and leaves its record there."""
+    def claim(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rule: RankingRule | None,
+        backend: Backend,
+        *,
+        after: int = 0,
+    ) -> ClaimedStep:
+        """Takes a name for a step, where nothing is yet, and leaves its record there.
+
+        Args:
+            after: the number of its save is larger than this.
+        """
         ...
 
-    def hold(self, name: str) -> OwnedFile | None:
+    def hold(self, name: str) -> Closable | None:
         """Keeps a step from being removed until what is returned is closed. Never fails."""
         ...
 
@@ -258,14 +294,43 @@ class StepStorage(Protocol):
         """Removes a step, unless somebody reads or writes it. Returns whether it is gone. Never fails."""
         ...
 
+    def size_of(self, saved: SavedStep) -> int:
+        """Returns the bytes of a step's files, as its manifest says, or as they are."""
+        ...
 
-_NAME = re.compile(r"step-([0-9]{1,15})(?:\.([0-9]{1,19}))?")  # torchtitan's "step-100", too
-_OTHERS = re.compile(r"(?:[A-Za-z]+_)?([0-9]{1,15})")  # Orbax's "100" and "checkpoint_100"
-_ORBAX_MARK = "_CHECKPOINT_METADATA"
+    def is_held(self, saved: SavedStep) -> bool:
+        """Returns whether somebody reads or writes a step, as far as the storage shows it."""
+        ...
+
+
+STEP_NAME = re.compile(r"step-([0-9]{1,15})(?:\.([0-9]{1,19}))?")  # torchtitan's "step-100", too
+OTHER_NAME = re.compile(r"(?:[A-Za-z]+_)?([0-9]{1,15})")  # Orbax's "100" and "checkpoint_100"
+ORBAX_MARK = "_CHECKPOINT_METADATA"
 _LOOKS = 50  # at a root in which others save and remove
 _ATTEMPTS = 100  # to leave a record that stays: others remove folders that are empty
 _PAUSE = 0.01  # seconds
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+
+
+def saved_step(name: str, format: StepFormat | None, record: StepRecord | None) -> SavedStep | None:
+    """Returns the step of this name; None if it is none."""
+    if record is not None:
+        rule = None if record.best is None else RankingRule(record.metric, record.best)
+        return SavedStep(record.step, name, record.save, format, record.created, _metrics_of(record), rule)
+    own, other = STEP_NAME.fullmatch(name), OTHER_NAME.fullmatch(name)
+    match = own or other
+    if match is None or (format is None and own is None):
+        return None  # a folder that happens to be called "2024"
+    return SavedStep(int(match[1]), name, 0, format)
+
+
+def decode_record(text: bytes) -> StepRecord | None:
+    """Returns the record of a step; None if it is damaged, or of another version: such a step is never removed."""
+    try:
+        record = _read_record(text)
+    except UNDECODABLE:
+        return None
+    return record if record.memstore_checkpoint == VERSION else None
 
 
 class StepFolders:
@@ -276,7 +341,7 @@ class StepFolders:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root: str = local_path(root)
+        self.root: str = path_or_url(root)
         self._records: dict[str, tuple[int, StepRecord]] = {}  # by name, with the inode: a record never changes
 
     def path(self, name: str) -> str:
@@ -313,26 +378,21 @@ class StepFolders:
 
     def _look(self, name: str) -> SavedStep | None:
         """Returns what a name in the root is; None if it is no step."""
-        own, other = _NAME.fullmatch(name), _OTHERS.fullmatch(name)
+        own, other = STEP_NAME.fullmatch(name), OTHER_NAME.fullmatch(name)
         match = own or other
         path = self.path(name)
         if match is None or not os.path.isdir(path):
             return None
         format = self._format(path)
         record = self._record(name)
-        if record is not None:
-            rule = None if record.best is None else RankingRule(record.metric, record.best)
-            return SavedStep(record.step, name, record.save, format, record.created, _metrics_of(record), rule)
-        if format is None and own is None:
-            return None  # a folder that happens to be called "2024"
-        return SavedStep(int(match[1]), name, 0, format)
+        return saved_step(name, format, record)
 
     def _format(self, path: str) -> StepFormat | None:
         if os.path.lexists(f"{path}/{MANIFEST}"):
             return "memstore"
         for other in others_in(path):
             return "dcp" if other.is_torchs else "torchsnapshot"
-        return "orbax" if os.path.lexists(f"{path}/{_ORBAX_MARK}") else None
+        return "orbax" if os.path.lexists(f"{path}/{ORBAX_MARK}") else None
 
     def _record(self, name: str) -> StepRecord | None:
         """Reads the record of a step. One that is damaged is none: its step is never removed."""
@@ -344,17 +404,24 @@ class StepFolders:
             if not stat.S_ISREG(status.st_mode):
                 return None
             with OwnedFile(path, os.O_RDONLY) as file:
-                record = _read_record(syscalls.read_at(file.fd, min(status.st_size, _LIMIT), 0))
-        except (OSError, *UNDECODABLE):
+                record = decode_record(syscalls.read_at(file.fd, min(status.st_size, RECORD_LIMIT), 0))
+        except OSError:
             return None
-        if record.memstore_checkpoint != VERSION:
-            return None
-        self._records[name] = status.st_ino, record
+        if record is not None:
+            self._records[name] = status.st_ino, record
         return record
 
     # --- a step is saved
 
-    def claim(self, step: int, metrics: Mapping[str, float], rule: RankingRule | None, backend: Backend) -> ClaimedStep:
+    def claim(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rule: RankingRule | None,
+        backend: Backend,
+        *,
+        after: int = 0,
+    ) -> ClaimedStep:
         """Takes a name for a step: `step-000100`, or `step-000100.7` while the seventh save finds that name taken.
 
         Raises:
@@ -367,6 +434,7 @@ class StepFolders:
                 f"{self.root} is a store: give the manager a folder of its own, such as {self.root}-checkpoints"
             )
         save = 1 + max((saved.save for saved in self.steps()), default=0)
+        save = max(save, after + 1)
         record = encode_record(step, save, metrics, rule, backend)
         name = f"step-{step:06}"
         suffix = save
@@ -377,9 +445,30 @@ class StepFolders:
                 name, suffix = f"step-{step:06}.{suffix}", suffix + 1
                 continue
             if held is not None:
-                return ClaimedStep(name, held)
+                return ClaimedStep(name, held, save)
             time.sleep(_PAUSE)  # somebody was just about to remove the folder, which was empty
         raise StoreTimeoutError(f"{self.path(name)}: other processes remove this folder again and again")
+
+    # --- looks, for people
+
+    def size_of(self, saved: SavedStep) -> int:
+        path = self.path(saved.name)
+        if saved.format == "memstore":
+            with contextlib.suppress(MemstoreError, OSError):
+                return load_manifest(path).nbytes
+        found = 0
+        for folder, _, names in os.walk(path):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    found += os.stat(f"{folder}/{name}", follow_symlinks=False).st_size
+        return found
+
+    def is_held(self, saved: SavedStep) -> bool:
+        try:
+            with LockFile(f"{self.path(saved.name)}/{HELD}", os.O_RDWR) as record:
+                return not record.lock()
+        except OSError:
+            return False
 
     # --- a step is removed
 
@@ -461,23 +550,28 @@ def _remove_empty(path: str) -> bool:
     return True
 
 
-def size_of(path: str, saved: SavedStep) -> int:
-    """Returns the bytes of a step's files, as its manifest says, or as they are on the disk."""
-    if saved.format == "memstore":
-        with contextlib.suppress(MemstoreError, OSError):
-            return load_manifest(path).nbytes
-    found = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(OSError):
-                found += os.stat(f"{folder}/{name}", follow_symlinks=False).st_size
-    return found
+class SharedSizes:
+    """The room that steps take, of which increments may share files. Made before any of them is removed.
 
+    Args:
+        sizes: of each step, by the path of its folder.
+    """
 
-def is_held(path: str) -> bool:
-    """Returns whether somebody reads or writes a step, as far as a file system with locks shows it."""
-    try:
-        with LockFile(f"{path}/{HELD}", os.O_RDWR) as record:
-            return not record.lock()
-    except OSError:
-        return False
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._files: dict[str, list[os.stat_result]] = {}
+        for path in sizes:
+            self._files[path] = []
+            with contextlib.suppress(OSError), os.scandir(path) as entries:
+                self._files[path] = [entry.stat(follow_symlinks=False) for entry in entries]
+
+    def freed(self, paths: Iterable[str]) -> int:
+        """Returns how many bytes the removal of these steps frees: not those that other folders have, too."""
+        freed, counts = 0, Counter[tuple[int, int]]()
+        for path in paths:
+            freed += self._sizes[path]
+            for status in self._files[path]:
+                if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                    counts[status.st_dev, status.st_ino] += 1
+                    freed -= 0 if counts[status.st_dev, status.st_ino] == status.st_nlink else status.st_size
+        return freed

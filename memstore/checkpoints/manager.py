@@ -21,6 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -33,21 +34,24 @@ from memstore._ranks import RankStore
 from memstore._threads import between_forks
 from memstore._wording import an, first_of
 from memstore.checkpoints.backends import BackendOptions, CheckpointBackend, PendingSave, SnapshotBackend
+from memstore.checkpoints.buckets import steps_at
 from memstore.checkpoints.folders import (
     MOST_STEPS,
     Backend,
     Best,
+    Closable,
     RankingRule,
     Retention,
     SavedStep,
-    StepFolders,
     StepStorage,
     current,
     newest,
 )
-from memstore.engine import OwnedFile, deadline_after
+from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSnapshotError, StoreClosedError, StoreTimeoutError
 from memstore.snapshot import AppState, Snapshot, load_manifest
+from memstore.snapshot.buckets import OF_ALL, bucket_options, is_url
+from memstore.snapshot.manifest import tiers_of
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
 
 if TYPE_CHECKING:
@@ -64,27 +68,47 @@ class SaveWord(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         step: that it saves.
         signalled: whether it has got a signal.
-        name: of the step's folder; only rank 0 says it.
+        names: of the step's folder in each tier; only rank 0 says them.
     """
 
     step: int
     signalled: bool
-    name: str = ""
+    names: tuple[str, ...] = ()
+
+
+class BegunSave(NamedTuple):
+    """A save for which folders are claimed.
+
+    Attributes:
+        paths: of its folders, one in each tier.
+        held: what keeps them from being removed.
+        increment: whether it shares what is unchanged with the step before; only rank 0 knows it.
+        is_last: whether a signal has come.
+    """
+
+    paths: list[str]
+    held: list[Closable]
+    increment: bool
+    is_last: bool
 
 
 class ChosenStep(msgspec.Struct, frozen=True, array_like=True):
-    """The step that rank 0 has chosen to restore, and how it is read: as a snapshot, by `dcp.load`, or by torch's."""
+    """The step that rank 0 has chosen to restore, and how it is read: as a snapshot, by `dcp.load`, or by torch's.
+
+    Attributes:
+        paths: of its folder in each tier that has it.
+    """
 
     step: int
-    name: str
+    paths: tuple[str, ...]
     reader: Literal["snapshot", "dcp", "torch"]
 
 
 class RunningSave(NamedTuple):
-    """A save that goes on while training does, and what keeps its folder from being removed."""
+    """A save that goes on while training does, and what keeps its folders from being removed."""
 
     pending: PendingSave
-    held: OwnedFile | None
+    held: list[Closable]
 
 
 @modes.uncompiled_methods
@@ -96,10 +120,11 @@ class CheckpointManager:
 
     A step is saved completely, or not at all: what a job leaves that dies is neither counted nor restored, and the next
     save removes it. Several rules may keep a step. No rule removes the newest whole step, a step that somebody reads
-    (on this host, or wherever the file system's locks reach), or one that no manager saved.
+    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks: who
+    reads a step there that is removed gets a VersionGoneError, and what a job leaves that dies goes after a day.
 
     Args:
-        root: the folder, which the first save creates.
+        root: the folder, which the first save creates; or a URL: s3://, gs://, az://.
         keep_last: how many of the newest steps stay; None: all.
         keep_every: steps whose number is a multiple of this stay, too.
         keep_best: so many of the best steps stay, too.
@@ -109,8 +134,14 @@ class CheckpointManager:
         async_: whether training goes on while a step is written, and old ones are removed.
         backend: "snapshot", or "dcp" for checkpoints of `torch.distributed.checkpoint` (in memstore's format).
             `restore` reads both, whichever it is.
+        incremental: save what has changed since the step before, and share the rest with it by hard links: see `base`
+            of `Snapshot.take`. Any step may still be removed. A number: each so many-th save is whole, so that a
+            damaged block of a disk doesn't stay in all later steps. For snapshots.
+        then: further folders for the same steps: from memory to a disk. The rules are those of the last one; the others
+            keep the newest step. `restore` takes a step from the first one that has it. For snapshots.
         replicated: as of `Snapshot.take`, for snapshots: patterns of what all ranks have alike.
-        storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore).
+        storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore); those of a
+            bucket.
 
     Raises:
         TypeError, ValueError: an argument isn't one of these.
@@ -141,6 +172,8 @@ class CheckpointManager:
         save_every: int | None = None,
         async_: bool = True,
         backend: Backend = "snapshot",
+        incremental: bool | int = False,
+        then: Sequence[str | os.PathLike[str]] = (),
         replicated: Sequence[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -167,8 +200,17 @@ class CheckpointManager:
         if backend == "dcp":
             with between_forks():
                 from memstore.checkpoints.dcp import DcpBackend
-            self._backend = DcpBackend()
-        self._storage: StepStorage = StepFolders(root)
+            self._backend = DcpBackend(bucket_options(storage_options))
+        self._whole_every = int(not incremental)  # which saves are whole: each so many-th; 0: none
+        if not isinstance(incremental, bool):
+            self._whole_every = _positive("incremental", incremental) or 1
+        bucket = bucket_options(storage_options)
+        self._storage: StepStorage = steps_at(root, bucket)
+        self._tiers: list[StepStorage] = [self._storage, *[steps_at(one, bucket) for one in tiers_of(then)]]
+        if backend == "dcp" and (incremental or self._tiers[1:]):
+            raise ValueError("incremental= and then= are for snapshots: leave out backend='dcp'")
+        if incremental and is_url(self._storage.root):
+            raise ValueError(f"incremental= is for folders, and not for {self._storage.root}: leave it out")
         self._running: RunningSave | None = None
         self._removal: threading.Thread | None = None
         self._has_place = False  # whether it is known which step this run continues
@@ -224,40 +266,47 @@ class CheckpointManager:
 
         # 1. The last save ends: what has failed in it raises here, on all ranks. Rank 0 claims a folder for this one.
         #    Killed: an unfinished step.
-        name, held, is_last = self._begin(step, metrics)
-        path = self._storage.path(name)
+        begun = self._begin(step, metrics)
         try:
             # 2. The snapshot is taken. Killed before it is published: an unfinished step, or with `async_` a whole one.
-            if self._is_async and not is_last:
-                self._running = RunningSave(self._backend.start(path, app_state), held)
+            if self._is_async and not begun.is_last:
+                pending = self._backend.start(begun.paths, app_state, begun.increment)
+                self._running = RunningSave(pending, begun.held)
                 return True
-            self._backend.save(path, app_state)
+            self._backend.save(begun.paths, app_state, begun.increment)
         except BaseException:
-            _close(held)
+            _close(begun.held)
             self._remove_unfinished()
             raise
-        _close(held)
+        _close(begun.held)
         # 3. What no rule keeps any more is removed. Killed: an unfinished step.
         self._clean_up()
-        if is_last:
+        if begun.is_last:
             self._signals.has_come = False
             self._stopping = True
         return True
 
-    def _begin(self, step: int, metrics: object) -> tuple[str, OwnedFile | None, bool]:
-        """Takes step 1 of a save. Returns the name of its folder, what keeps that, and whether a signal has come."""
+    def _begin(self, step: int, metrics: object) -> BegunSave:
+        """Takes step 1 of a save."""
         ranks = RankGroup(None, self._timeout)
-        held: OwnedFile | None = None
+        held: list[Closable] = []
+        increment = False
         try:
             with ranks.together() as word:
                 self._settle(None)
-                name = ""
+                names: list[str] = []
                 if not ranks.rank:
                     told = _checked_metrics(metrics)
                     self._tell_of_going_back(step)
                     self._remove_unfinished()  # before this one needs the room
-                    name, held = self._storage.claim(step, told, self._told_rule, self._backend_name)
-                word.said = msgspec.msgpack.encode(SaveWord(step, self._signals.has_come, name))
+                    # The save has one number in all tiers: that says which step is the newest.
+                    after = max((saved.save for saved in self._steps()), default=0) if self._tiers[1:] else 0
+                    for tier in self._tiers:
+                        claimed = tier.claim(step, told, self._told_rule, self._backend_name, after=after)
+                        names.append(claimed.name)
+                        held.append(claimed.held)
+                        increment = not self._whole_every or claimed.save % self._whole_every != 0
+                word.said = msgspec.msgpack.encode(SaveWord(step, self._signals.has_come, tuple(names)))
             heard = [msgspec.msgpack.decode(text, type=SaveWord) for text in word.heard]
             ranks.all_know = True  # what may fail from here on fails on all ranks alike
             ranks.end()
@@ -269,7 +318,11 @@ class CheckpointManager:
             _close(held)
             self._remove_unfinished()
             raise
-        return heard[0].name, held or self._storage.hold(heard[0].name), any(said.signalled for said in heard)
+        paths = [tier.path(name) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
+        if not held:
+            found = [tier.hold(name) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
+            held = [one for one in found if one is not None]
+        return BegunSave(paths, held, increment, any(said.signalled for said in heard))
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the last save has ended on all ranks; on rank 0 also until what is to be removed is gone.
@@ -341,7 +394,7 @@ class CheckpointManager:
         """
         wanted = None if step is None else whole_number("step", step)
         ranks = RankGroup(None, self._timeout)
-        held: OwnedFile | None = None
+        held: list[Closable] = []
         try:
             with ranks.together() as word:
                 self._settle(None)
@@ -351,14 +404,19 @@ class CheckpointManager:
             ranks.all_know = True  # from here on the backend tells the ranks what fails on one of them
             ranks.end()
             chosen = msgspec.msgpack.decode(word.heard[0], type=ChosenStep)
-            path = self._storage.path(chosen.name)
+            path, then = chosen.paths[0], chosen.paths[1:]
             if chosen.reader == "snapshot":
-                Snapshot(path, storage_options=dict(self._options.storage)).restore(app_state)
+                options = dict(self._options.storage)
+                if not any(map(is_url, chosen.paths)):  # a tier in a bucket has others
+                    options = {key: options[key] for key in OF_ALL if key in options}
+                Snapshot(path, storage_options=options, then=then).restore(app_state)
             else:
                 with between_forks():
                     from memstore.checkpoints import dcp
                 is_torchs = chosen.reader == "torch"
-                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=self._options.allow_pickle)
+                options = bucket_options(self._options.storage) if is_url(path) else {}
+                allow_pickle = self._options.allow_pickle
+                dcp.restore(path, app_state, is_torchs=is_torchs, allow_pickle=allow_pickle, options=options)
         except BaseException as error:
             ranks.leave(error)
             raise
@@ -369,16 +427,16 @@ class CheckpointManager:
 
     def latest(self) -> int | None:
         """Returns the number of the newest whole step, from which a run continues; None if there is none."""
-        found = newest(self._storage.steps())
+        found = newest(self._steps())
         return None if found is None else found.step
 
     def steps(self) -> list[int]:
         """Returns the numbers of all whole steps, in ascending order."""
-        return [saved.step for saved in current(self._storage.steps())]
+        return [saved.step for saved in current(self._steps())]
 
     def best(self) -> int | None:
         """Returns the number of the best whole step; of equal ones the newest. None if none has the metric."""
-        ranked = self._rule.ranked(current(self._storage.steps()))
+        ranked = self._rule.ranked(current(self._steps()))
         return ranked[0].step if ranked else None
 
     def __repr__(self) -> str:
@@ -415,7 +473,7 @@ class CheckpointManager:
             return
         if self._removal is not None:
             self._removal.join()
-        gone = self._retention.removable(self._storage.steps())
+        gone = self._removable()
         if not gone:
             return
         if not self._is_async:
@@ -430,16 +488,33 @@ class CheckpointManager:
         """Removes what a save has left that failed, as far as nobody writes there any more; it may take the next."""
         if not _rank():
             with contextlib.suppress(MemstoreError, OSError):
-                self._remove([saved for saved in self._storage.steps() if saved.format is None])
+                self._remove([saved for saved in self._steps() if saved.format is None])
 
     def _remove(self, gone: Sequence[SavedStep]) -> None:
         for saved in gone:
-            self._storage.remove(saved)
+            self._tiers[saved.tier].remove(saved)
 
-    def _choose(self, step: int | None) -> tuple[ChosenStep, OwnedFile | None]:
+    def _steps(self) -> list[SavedStep]:
+        """Returns the steps of all tiers."""
+        found = self._storage.steps()
+        for number, tier in enumerate(self._tiers[1:], 1):
+            found += [replace(saved, tier=number) for saved in tier.steps()]
+        return found
+
+    def _removable(self) -> list[SavedStep]:
+        """Returns the steps that no rule keeps. Of the tiers before the last one, only the newest step stays."""
+        found = self._steps()
+        gone: list[SavedStep] = []
+        for number in range(len(self._tiers)):
+            is_last = number == len(self._tiers) - 1
+            rules = self._retention if is_last else Retention(1, None, None, self._rule)
+            gone += rules.removable([saved for saved in found if saved.tier == number])
+        return gone
+
+    def _choose(self, step: int | None) -> tuple[ChosenStep, list[Closable]]:
         """Returns the step to restore, and keeps it from being removed. Another manager may remove it just now."""
         for _ in range(_CHOICES):
-            found = self._storage.steps()
+            found = self._steps()
             whole = current(found)
             chosen = newest(found) if step is None else next((saved for saved in whole if saved.step == step), None)
             if chosen is None:
@@ -447,19 +522,29 @@ class CheckpointManager:
                 if not there:
                     raise NoSnapshotError(f"{self.root} has no whole checkpoint: ask latest() first, or check the path")
                 raise NoSnapshotError(f"{self.root} has no checkpoint of step {step:,}; it has {there}")
-            held = self._storage.hold(chosen.name)
-            if any(saved.name == chosen.name and saved.is_whole for saved in self._storage.steps()):
-                is_dcps = chosen.format == "memstore" and _is_of_dcp(self._storage.path(chosen.name))
+            same = [saved for saved in found if saved.is_whole and saved.order == chosen.order and saved.is_managed]
+            places = {(saved.tier, saved.name) for saved in (chosen, *same)}
+            holding = [self._tiers[tier].hold(name) for tier, name in sorted(places)]
+            held = [one for one in holding if one is not None]
+            left = sorted({(saved.tier, saved.name) for saved in self._steps() if saved.is_whole} & places)
+            if left:
+                paths = tuple([self._tiers[tier].path(name) for tier, name in left])
+                is_dcps = chosen.format == "memstore" and self._is_of_dcp(paths[0])
                 reader = "torch" if chosen.format == "dcp" else "dcp" if is_dcps else "snapshot"
-                return ChosenStep(chosen.step, chosen.name, reader), held
+                return ChosenStep(chosen.step, paths, reader), held
             _close(held)
         raise NoSnapshotError(f"{self.root}: another process removes each step as soon as it was chosen")
+
+    def _is_of_dcp(self, path: str) -> bool:
+        """Returns whether a snapshot is a checkpoint of DCP: by its values, as `memstore convert` tells it."""
+        found = load_manifest(path, bucket_options(self._options.storage))
+        return {value.key for value in found.values} - {"wrapped"} == {"state", "bytes", "dcp"}
 
     def _tell_of_going_back(self, step: int) -> None:
         """Warns of a run that begins before the newest step and restored none: it makes that the newest one."""
         if self._has_place:
             return
-        last = newest(self._storage.steps())
+        last = newest(self._steps())
         if last is not None and step <= last.step:
             warnings.warn(
                 f"{self.root} has steps up to {last.step:,}, of which this run restored none, and it saves step "
@@ -474,15 +559,9 @@ class CheckpointManager:
             raise StoreClosedError(f"{self!r} saves nothing any more: make another manager")
 
 
-def _close(held: OwnedFile | None) -> None:
-    if held is not None:
-        held.close()
-
-
-def _is_of_dcp(path: str) -> bool:
-    """Returns whether a snapshot is a checkpoint of DCP: by its values, as `memstore convert` tells it."""
-    values = {value.key for value in load_manifest(path).values}
-    return values - {"wrapped"} == {"state", "bytes", "dcp"}
+def _close(held: Sequence[Closable]) -> None:
+    for one in held:
+        one.close()
 
 
 def _rank() -> int:

@@ -10,20 +10,21 @@ from typing import Any
 import click
 
 from memstore import _wording as wording
+from memstore.checkpoints.buckets import steps_at
 from memstore.checkpoints.folders import (
     RankingRule,
     Retention,
     SavedStep,
-    StepFolders,
+    SharedSizes,
+    StepStorage,
     current,
-    is_held,
     newest,
-    size_of,
 )
 from memstore.cli import render
 from memstore.cli.group import REFUSED, as_json, cli, root
 from memstore.cli.stores import ask, yes
 from memstore.snapshot import is_snapshot
+from memstore.snapshot.buckets import is_url
 
 _STEP_TITLES = ("step", "size", "age", "state", "metrics")
 _NAMED = 10  # steps
@@ -59,7 +60,7 @@ def checkpoints(
     if not prune and (yes or any(rules)):
         option = "--yes" if yes else "--keep-last, --keep-every and --keep-best"
         raise click.UsageError(f"{option} {'is' if yes else 'are'} for --prune: say that too, or leave it out")
-    storage = StepFolders(root)
+    storage = steps_at(root)
     found = storage.steps()
     rule = _ranking_rule(found, metric, best)
     if keep_best is not None and rule is None:
@@ -72,7 +73,7 @@ def checkpoints(
         return
     ranked = [] if rule is None else rule.ranked(current(found))
     last = newest(found)
-    sizes = {saved.name: size_of(storage.path(saved.name), saved) for saved in found}
+    sizes = {saved.name: storage.size_of(saved) for saved in found}
     told = [(saved, _states(storage, saved, last, ranked[:1])) for saved in found]
     if as_json:
         render.print_json([_described(storage, saved, sizes[saved.name], states) for saved, states in told])
@@ -88,7 +89,7 @@ def checkpoints(
         for saved, states in sorted(told, key=lambda one: (one[0].step, one[0].order))
     ]
     if not render.write_rows(_STEP_TITLES, rows, right=("step", "size", "age")):
-        why = "" if os.path.isdir(storage.root) else ": there is no such folder"
+        why = "" if is_url(storage.root) or os.path.isdir(storage.root) else ": there is no such folder"
         if is_snapshot(storage.root):
             why = ": it is one itself; say the folder that it is in"
         render.console.print(f"no checkpoint in {render.printable(storage.root)}{why}")
@@ -105,16 +106,16 @@ def _ranking_rule(found: Sequence[SavedStep], metric: str | None, best: Any) -> 
     return RankingRule(metric or (own.metric if own else None), best or (own.best if own else "max"))
 
 
-def _states(storage: StepFolders, saved: SavedStep, last: SavedStep | None, best: Sequence[SavedStep]) -> list[str]:
+def _states(storage: StepStorage, saved: SavedStep, last: SavedStep | None, best: Sequence[SavedStep]) -> list[str]:
     if saved.format is None:
-        return ["being written" if is_held(storage.path(saved.name)) else "unfinished"]
+        return ["being written" if storage.is_held(saved) else "unfinished"]
     if not saved.is_whole:
         return [f"unreadable: {saved.format}"]
     found = ["latest"] if saved is last else []
     return [*found, *(["best"] if saved in best else []), *([] if saved.is_managed else ["of another writer"])]
 
 
-def _described(storage: StepFolders, saved: SavedStep, nbytes: int, states: Sequence[str]) -> dict[str, Any]:
+def _described(storage: StepStorage, saved: SavedStep, nbytes: int, states: Sequence[str]) -> dict[str, Any]:
     return {
         "step": saved.step,
         "path": storage.path(saved.name),
@@ -130,17 +131,18 @@ def _described(storage: StepFolders, saved: SavedStep, nbytes: int, states: Sequ
     }
 
 
-def _prune(storage: StepFolders, gone: Sequence[SavedStep], *, yes: bool, as_json: bool) -> None:
+def _prune(storage: StepStorage, gone: Sequence[SavedStep], *, yes: bool, as_json: bool) -> None:
     """Removes steps, after a question if there are whole ones among them."""
     whole = [saved for saved in gone if saved.is_whole]
-    sizes = {saved.name: size_of(storage.path(saved.name), saved) for saved in gone}
+    sizes = SharedSizes({storage.path(saved.name): storage.size_of(saved) for saved in gone})
     if whole:
         many = wording.count_of(len(whole), "checkpoint", "checkpoints")
         steps = wording.first_of([f"{saved.step:,}" for saved in whole], _NAMED)
-        ask(f"Remove {many}, {wording.size(sum(sizes[saved.name] for saved in whole))}: {steps}?", yes=yes)
+        freed = sizes.freed([storage.path(saved.name) for saved in whole])
+        ask(f"Remove {many}, {wording.size(freed)}: {steps}?", yes=yes)
     removed = [saved for saved in gone if storage.remove(saved)]
     stay = [saved for saved in whole if saved not in removed]
-    nbytes = sum(sizes[saved.name] for saved in removed)
+    nbytes = sizes.freed([storage.path(saved.name) for saved in removed])
     render.tell(
         {"removed": [storage.path(saved.name) for saved in removed], "nbytes": nbytes},
         f"{wording.count_of(len(removed), 'checkpoint', 'checkpoints')} removed, {wording.size(nbytes)}",

@@ -22,10 +22,16 @@ from memstore.cli.messages import in_words
 from memstore.engine import has_settings, resource_errors
 from memstore.errors import AlreadyExistsError, CorruptionError
 from memstore.snapshot import load_manifest
+from memstore.snapshot.buckets import is_url, path_or_url
+from memstore.snapshot.increments import sharing_of
+from memstore.snapshot.publishing import prune as prune_snapshot
 
 # --- put, attach, export ---------------------------------------------------------------------------------------------
 
 
+progress = click.option(
+    "--progress", is_flag=True, help="Tell how far it is in lines, too, where there is no terminal for a bar."
+)
 format_of_file = click.option(
     "--format", type=click.Choice(["safetensors", "memmap", "torch", "npy"]), help="Default: recognized by the files."
 )
@@ -213,6 +219,7 @@ TARGETS = tuple(name for name in FORMATS if name != "torchsnapshot")
     metavar="SIZE",
     help="The most that expanded tensors may take in DST beyond what they take in SRC.",
 )
+@progress
 @as_json
 def convert(
     source: str,
@@ -222,6 +229,7 @@ def convert(
     allow_pickle: bool,
     untie: bool,
     max_expanded: str,
+    progress: bool,
     as_json: bool,
 ) -> None:
     """Convert a checkpoint to another format.
@@ -231,7 +239,7 @@ def convert(
     """
     from memstore.convert import convert as run
 
-    with render.progress("converting") as advance:
+    with render.progress("converting", lines=progress) as advance:
         done = run(
             source,
             target,
@@ -255,7 +263,7 @@ _NAMED_FILES = 3  # files
 
 @cli.group(short_help="Look into a snapshot, verify it, compare two.")
 def snapshot() -> None:
-    """Look into the folder of a snapshot, verify it, compare two of them."""
+    """Look into a snapshot (a folder, or s3://, gs://, az://), verify it, compare two of them."""
 
 
 @snapshot.command("ls", short_help="List the leaves: dtype, shape, size, files.")
@@ -306,9 +314,10 @@ def _snapshot_total(found: Iterable[object]) -> str:
 @as_json
 def info(path: str, as_json: bool) -> None:
     """Show a snapshot as a whole: when it was taken, by how many ranks, and its files."""
-    found = load_manifest(os.path.abspath(path))
+    found = load_manifest(path_or_url(path))
     ranks = [sorted(values) for values in found.ranks]
     checksum = any(file.sums for file in found.files)
+    sharing = sharing_of(path_or_url(path), found)
     if as_json:
         render.print_json(
             {
@@ -318,6 +327,8 @@ def info(path: str, as_json: bool) -> None:
                 "world_size": found.world_size,
                 "nbytes": found.nbytes,
                 "checksum": checksum,
+                "shared": sharing.shared,
+                "unused": sharing.unused,
                 "files": {file.name: file.size for file in found.files},
                 "ranks": ranks,
             }
@@ -326,19 +337,44 @@ def info(path: str, as_json: bool) -> None:
     many = "1 rank" if found.world_size == 1 else f"{found.world_size:,} ranks"
     title = f"{wording.size(found.nbytes)} of {many}, {wording.age(found.created)} old, by {found.writer}"
     render.console.print(render.printable(title + ("" if checksum else ", without checksums")))
+    if sharing.shared or sharing.unused:
+        unused = f"; {wording.size(sharing.unused)} in them are earlier values" if sharing.unused else ""
+        told = f"{wording.size(sharing.shared)} of it in files that other snapshots have, too{unused}"
+        render.console.print(render.printable(told))
     names = dict.fromkeys(name for values in ranks for name in values)
     render.console.print(render.printable(f"app state: {', '.join(names)}"))
     rows = [(file.name, wording.size(file.size)) for file in found.files]
     render.write_rows(("file", "size"), rows, right=("size",))
 
 
+@snapshot.command(short_help="Copy a snapshot, whole.")
+@path
+@click.argument("target", metavar="DST", type=click.Path(readable=False))
+@progress
+@as_json
+def copy(path: str, target: str, progress: bool, as_json: bool) -> None:
+    """Copy a snapshot to the folder, or URL, DST, which appears completely or not at all.
+
+    The copy is whole: it shares no file with other snapshots, as an increment does, and has no earlier values.
+    """
+    with render.progress("copying", lines=progress) as advance:
+        memstore.Snapshot(path).copy(target, progress=advance)
+    found = load_manifest(path_or_url(target))
+    render.tell(
+        {"path": target, "nbytes": found.nbytes},
+        f"{wording.size(found.nbytes)} copied to {render.printable(target)}",
+        as_json=as_json,
+    )
+
+
 @snapshot.command()
 @path
+@progress
 @as_json
-def verify(path: str, as_json: bool) -> None:
+def verify(path: str, progress: bool, as_json: bool) -> None:
     """Compare all files with their checksums and the manifest. Exit code 1 if anything is damaged."""
     try:
-        with render.progress("verifying") as advance:
+        with render.progress("verifying", lines=progress) as advance:
             found = memstore.Snapshot(path)
             found.verify(progress=advance)
             compared = all(file.sums or not file.size for file in load_manifest(found.path).files)
@@ -352,6 +388,33 @@ def verify(path: str, as_json: bool) -> None:
         "whole" if compared else "all files are there, without checksums: their bytes were not compared with anything"
     )
     render.tell({"ok": True, "compared": compared}, what, as_json=as_json)
+
+
+@snapshot.command(short_help="Remove what takes that died have left at a URL.")
+@path
+@click.option(
+    "--older-than",
+    default=24.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="HOURS",
+    help="Remove nothing while some of it is younger: a take may go on.",
+)
+@as_json
+def prune(path: str, older_than: float, as_json: bool) -> None:
+    """Remove objects of takes that died, at the URL of a snapshot: what its manifest doesn't name.
+
+    In a folder the next take does so by itself.
+    """
+    url = path_or_url(path)
+    if not is_url(url):
+        raise click.UsageError(f"{path!r} is a folder, in which the next take removes such files: say a URL")
+    done = prune_snapshot(url, older_than=older_than * 3600)
+    many = wording.count_of(done.objects, "object", "objects")
+    text = f"{many} removed, {wording.size(done.nbytes)}"
+    if done.kept:
+        text = f"nothing removed: {done.young} is younger than {older_than:g} h, so a take may go on"
+    render.tell(done._asdict(), render.printable(text), as_json=as_json)
 
 
 @snapshot.command()

@@ -38,6 +38,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from memstore._info import LeafInfo
+from memstore._progress import Shown
 from memstore._wording import escaped
 from memstore.engine import Path
 from memstore.listing import OutlineLeaf
@@ -155,14 +156,27 @@ def print_whole(tree: Tree) -> None:
 
 
 @contextlib.contextmanager
-def progress(text: str) -> Generator[Callable[[int, int], None]]:
-    """Shows a bar for what takes longer than a second, where somebody sees it. Yields a `Progress`."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+def progress(text: str, *, lines: bool = False) -> Generator[Callable[[int, int], None]]:
+    """Shows a bar for what takes longer than a second, where somebody sees it. Yields a `Progress`.
+
+    Args:
+        text: what is being done.
+        lines: where there is no terminal, write a line every ten seconds, and one at the end.
+    """
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     if not errors.is_terminal:
-        yield lambda done, total: None
+        yield Shown(text, lambda line: errors.print(printable(line))).tell if lines else lambda done, total: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    sizes = (DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(compact=True))
+    columns = (TextColumn("{task.description}"), BarColumn(), *sizes)
     bar = Progress(*columns, console=errors, transient=True)
     task = bar.add_task(text)
     started = time.monotonic()

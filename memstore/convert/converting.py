@@ -9,12 +9,14 @@ nobody locks any more: the next conversion to the same target removes it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import errno
 import io
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -28,7 +30,8 @@ from memstore import _modes as modes
 from memstore import structure
 from memstore._arguments import flag
 from memstore._info import Progress
-from memstore._wording import an, check_new_folder, check_progress, of_no_place, parse_size
+from memstore._progress import shown
+from memstore._wording import an, check_new_folder, check_progress, is_flattened, of_no_place, parse_size
 from memstore.convert.dcp import (
     DCP_METADATA,
     checkpoint_items,
@@ -77,6 +80,9 @@ from memstore.errors import (
 )
 from memstore.formats import ByteMeter, as_tensordict, file_format, sync_all
 from memstore.snapshot import is_snapshot, load_manifest
+from memstore.snapshot.buckets import bucket_options, is_url, path_or_url
+from memstore.snapshot.copying import copy_snapshot
+from memstore.snapshot.stored import Stored
 from memstore.structure import expanded_bytes
 
 # --- Formats ---------------------------------------------------------------------------------------------------------
@@ -241,7 +247,8 @@ def convert(
     allow_pickle: bool = False,
     untie: bool = False,
     max_expanded: int | str = "16GiB",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Converted:
     """Writes a checkpoint in another format. The target is compared with the source before it appears.
 
@@ -262,6 +269,9 @@ def convert(
         max_expanded: bytes, or text ("64GiB"), that all tensors together may take in the target beyond those that they
             have in the source. A file of a kilobyte can have a tensor of any size, if it is expanded.
         progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
+            True: a bar, if standard error is a terminal, else lines of the logger "memstore".
+        storage_options: for a bucket, as of `memstore.Snapshot`, where `source` or `target` is the URL of a snapshot.
+            It passes through a folder for temporary files (TMPDIR), which needs room for it.
 
     Raises:
         UnsupportedValueError: the target can't express some leaves (all are named), the source needs pickle, contains
@@ -283,7 +293,60 @@ def convert(
         >>> done.source_format, done.target_format, done.tensors, done.nbytes
         ('torch', 'safetensors', 1, 24)
     """
-    check_progress(progress)
+    if not isinstance(progress, bool):
+        check_progress(progress)
+    bucket = bucket_options(storage_options)
+    with contextlib.ExitStack() as stack:
+        path, made = (_place(one, stack) for one in (source, target))
+        if path.url:
+            copy_snapshot(Stored(path.url, options=bucket), path.local, durable=False)
+        if made.url:
+            _check_bucket(made.url, target_as, bucket)
+        done = _convert(path.local, made.local, source_as, target_as, allow_pickle, untie, max_expanded, progress)
+        if made.url:
+            copy_snapshot(Stored(made.local), made.url, options=bucket)
+        return dataclasses.replace(done, source=path.url or done.source, target=made.url or done.target)
+
+
+class _Place(NamedTuple):
+    """A path that was given, or a URL and a path for the time of the conversion."""
+
+    local: Any
+    url: str = ""
+
+
+def _place(given: Any, stack: contextlib.ExitStack) -> _Place:
+    text: Any = os.fspath(cast("os.PathLike[str]", given)) if isinstance(given, os.PathLike) else given
+    if not (isinstance(text, str) and ("://" in text or is_flattened(text))):
+        return _Place(given)
+    found = path_or_url(given)
+    if not is_url(found):
+        return _Place(found)
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="memstore-convert-"))
+    return _Place(f"{folder}/snapshot", found)
+
+
+def _check_bucket(url: str, target_as: str | None, options: dict[str, Any]) -> None:
+    """Raises ValueError or AlreadyExistsError before anything is written."""
+    if target_as not in (None, "snapshot", "memstore-dcp"):
+        raise ValueError(
+            f"{url}: in a bucket lie snapshots (snapshot, memstore-dcp), and nothing as {target_as!r}: convert to a "
+            "folder, and copy that"
+        )
+    if is_snapshot(url, options):
+        raise already_there(url)
+
+
+def _convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    source_as: str | None,
+    target_as: str | None,
+    allow_pickle: bool,
+    untie: bool,
+    max_expanded: int | str,
+    progress: Progress | bool | None,
+) -> Converted:
     rules = Rules(flag("allow_pickle", allow_pickle), flag("untie", untie), parse_size(max_expanded))
     path, made = _paths(source, target)
     with lacks_told(path):
@@ -303,7 +366,7 @@ def convert(
         tensors = take_apart(draft.value, rules).tensors
         _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
-    meter = ByteMeter(2 * nbytes, progress)
+    meter = ByteMeter(2 * nbytes, shown(progress, "converting"))
     with _naming_lacks(made, nbytes), folder_beside(made) as folder:
         # 3. It is written in a folder beside its path. Killed, here and in 4: the folder stays for the next conversion.
         name = os.path.basename(made)

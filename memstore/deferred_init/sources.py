@@ -3,7 +3,7 @@
 `SourceTable` opens a source; nothing is read before it is used. `ties_apart` finds tensors that are one in the module
 and differ in the source. `WeightLoader` takes tensors out of the source, as those of the module share their storages.
 
-a path of a snapshot, a Snapshot    its view: lazy leaves over the mapped files
+a path of a snapshot, a Snapshot    its view: lazy leaves over the mapped files, or fetched from a bucket
 a path of safetensors               a file, a folder of Hugging Face's, its index: tensors over the mapped files
 a view, a state dict                as it is; dicts in dicts have names with dots
 """
@@ -18,7 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memstore._compat import DisableTorchFunction, is_torch_fake, neg_view
-from memstore._wording import an, first_of, short
+from memstore._wording import an, first_of, is_flattened, short
 from memstore.deferred_init.slots import MaterializeOptions, TensorSlot, spread_as
 from memstore.deferred_init.tensors import become, is_real, is_wrapper, keep_real, materialize, ref_in, shows_all
 from memstore.engine import has_settings
@@ -26,6 +26,7 @@ from memstore.errors import NotAStoreError, StructureMismatchError, UnsupportedV
 from memstore.fake import Mark, TensorRef, is_fake, original_class
 from memstore.formats import file_format, load_files
 from memstore.snapshot import Snapshot, is_snapshot
+from memstore.snapshot.buckets import is_url
 from memstore.structure import ByteRange, clusters_of, modes, over, traits, why_no_memory
 from memstore.structure import is_wrapper as is_made_of_others
 from memstore.view import Source, StoredTensor, distribute, own_leaf
@@ -82,6 +83,11 @@ def _opened(source: Any) -> tuple[str, Any]:
     if isinstance(source, Snapshot):
         return f"the snapshot {source.path}", source.view()
     if isinstance(source, (str, os.PathLike)):
+        if "://" in os.fspath(source) or is_flattened(os.fspath(source)):
+            found = Snapshot(source)
+            if is_url(found.path):
+                return f"the snapshot {found.path}", found.view()
+            source = found.path
         path: str = os.path.abspath(os.fspath(source))  # pyright: ignore[reportAssignmentType]
         if is_snapshot(path):
             return f"the snapshot {path}", Snapshot(path).view()

@@ -309,9 +309,10 @@ def sync_folder(path: str) -> None:
         os.close(fd)
 
 
-def link(source: str, target: str, dir_fd: int | None = None) -> None:
-    """Links a file. With `dir_fd`, both are names in that folder."""
-    os.link(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+def link(source: str, target: str, dir_fd: int | None = None, source_fd: int | None = None) -> None:
+    """Links a file. With `dir_fd`, both are names in that folder; with `source_fd` too, the first is one in that."""
+    folder = dir_fd if source_fd is None else source_fd
+    os.link(source, target, src_dir_fd=folder, dst_dir_fd=dir_fd, follow_symlinks=False)
 
 
 def replace(source: str, target: str, dir_fd: int | None = None) -> None:

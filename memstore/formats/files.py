@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from memstore._parsing import Document, read_texts, read_value, split_object, split_object_of_python
-from memstore._wording import an, check_new_folder, of_no_place
+from memstore._wording import an, check_new_folder, of_no_place, refuse_url
 from memstore.engine import HEADER_LIMIT, opened, syscalls
 from memstore.errors import (
     AlreadyExistsError,
@@ -44,6 +44,7 @@ def path_text(path: Any) -> str:
     name: Any = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(name, str) or not name:
         raise TypeError(f"path is that of a file or folder, as text, and not {path!r:.100}")
+    refuse_url(name, "this call", "snapshots alone lie at URLs, and `memstore convert` reads and writes them there")
     return name
 
 

@@ -7,7 +7,9 @@ drafts        who writes what, in which file       publishing    the parts of al
 stored        a snapshot that is there             reading       its tensors in memory, or mapped
 manifest      what a snapshot says of itself; the names of its files and tensors
 storage       its folder, and how far it is         chunks        parts of its files, read or written several at once
+objects       its place in a bucket                 buckets       URLs, and the requests to an object store
 staging       tensors, copied into shared memory   writer        the process that writes them
+increments    what a take shares with a base        copying       whole copies
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
 """
@@ -20,7 +22,21 @@ from memstore._threads import late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.snapshot import chunks, drafts, manifest, publishing, ranks, reading, staging, storage, stored
+    from memstore.snapshot import (
+        buckets,
+        chunks,
+        copying,
+        drafts,
+        increments,
+        manifest,
+        objects,
+        publishing,
+        ranks,
+        reading,
+        staging,
+        storage,
+        stored,
+    )
     from memstore.snapshot.chunks import in_parallel
     from memstore.snapshot.manifest import is_snapshot, load_manifest
     from memstore.snapshot.reading import describe_snapshot, load_snapshot
@@ -49,15 +65,19 @@ __all__ = [
     "StateDict",
     "Stateful",
     "TensorEntry",
+    "buckets",
+    "copying",
     "chunks",  # modules that integrations and conversions use, too
     "describe_snapshot",
     "differences",
     "drafts",
     "in_parallel",
+    "increments",
     "is_snapshot",
     "load_manifest",
     "load_snapshot",
     "manifest",
+    "objects",
     "publishing",
     "ranks",
     "reading",

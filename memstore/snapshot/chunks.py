@@ -154,11 +154,12 @@ def whole_chunks(parts: Iterable[FilePart], size: int) -> list[ChunkRun]:
     return found
 
 
-def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list[FilePart]]:
+def by_width(parts: Iterable[FilePart], size: int, slack: int | None = None) -> tuple[list[FilePart], list[FilePart]]:
     """Cuts the parts at the ends of chunks. Returns those of chunks of which at least half is wanted, and the others.
 
     Args:
         size: of the file, in bytes.
+        slack: instead of half, all but so many bytes.
     """
     found: dict[int, list[FilePart]] = defaultdict(list)
     for start, piece in _pieces(parts):
@@ -167,7 +168,8 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
     narrow: list[FilePart] = []
     for chunk, pieces in found.items():
         wanted = sum(len(piece.memory) for piece in pieces)
-        is_wide = 2 * wanted >= min(CHUNK, size - chunk * CHUNK)
+        nbytes = min(CHUNK, size - chunk * CHUNK)
+        is_wide = 2 * wanted >= nbytes if slack is None else nbytes - wanted <= slack
         (wide if is_wide else narrow).extend(pieces)
     return wide, narrow
 
@@ -175,6 +177,16 @@ def by_width(parts: Iterable[FilePart], size: int) -> tuple[list[FilePart], list
 def size_of_sums(size: int) -> int:
     """Returns how many bytes the sums of a file take that has `size` bytes."""
     return -(-size // CHUNK) * SUM_SIZE
+
+
+PieceSums = dict[int, bytes]  # of each piece of a file that lies in one chunk: its offset -> its sum
+
+
+def pieces_between(start: int, stop: int) -> list[tuple[int, int]]:
+    """Returns the pieces into which the ends of chunks cut a part of a file."""
+    if start // CHUNK == (stop - 1) // CHUNK:  # as of most
+        return [(start, stop)]
+    return list(pairwise([start, *range(start - start % CHUNK + CHUNK, stop, CHUNK), stop]))
 
 
 def new_sum() -> Any:
@@ -188,7 +200,15 @@ def new_sum() -> Any:
 _STEP = 1 << 18  # bytes
 
 
-def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: bool, checksum: bool) -> bytes:
+def write_run(
+    fd: int,
+    mapped: SharedMemory | None,
+    run: ChunkRun,
+    *,
+    durable: bool,
+    checksum: bool,
+    pieces_sums: PieceSums | None = None,
+) -> bytes:
     """Writes a chunk. Returns its sum, which is of the bytes that are written even if the memory changes meanwhile.
 
     For that, what is summed is a copy of each step, which stays in the processor's cache.
@@ -196,8 +216,10 @@ def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: b
     Args:
         mapped: all of the file, if it is a large one in memory.
         durable: it is going to be synced.
+        pieces_sums: gets the sums of the chunk's pieces, too.
     """
     hasher = new_sum() if checksum else None
+    each = _EachPiece(run, pieces_sums) if pieces_sums is not None and len(run.pieces) > 1 else None
     memory = memoryview(b"")  # of the run, as far as the kernel has huge pages that cost no more than small ones
     if mapped is not None:
         memory = mapped.bytes[run.offset : mapped.allocate_huge(run.offset, run.end)]
@@ -207,14 +229,48 @@ def write_run(fd: int, mapped: SharedMemory | None, run: ChunkRun, *, durable: b
             _copy_pieces(pieces, memory[start:stop])
             if hasher is not None:
                 hasher.update(memory[start:stop])
+            if each is not None:
+                each.update(memory[start:stop])
             continue
         if hasher is not None:
             pieces = [memoryview(b"".join(pieces))]
             hasher.update(pieces[0])
+            if each is not None:
+                each.update(pieces[0])
         syscalls.write_parts_at(fd, pieces, offset)
     if durable:
         syscalls.start_sync(fd, run.offset, run.nbytes)
-    return hasher.digest() if hasher is not None else b""
+    digest = hasher.digest() if hasher is not None else b""
+    if pieces_sums is not None and each is None:
+        pieces_sums[run.offset] = digest
+    return digest
+
+
+class _EachPiece:
+    """The sums of the pieces of a run, whose bytes are passed one after the other in any portions."""
+
+    def __init__(self, run: ChunkRun, found: PieceSums) -> None:
+        self._found = found
+        self._sizes = iter([piece if isinstance(piece, int) else len(piece) for piece in run.pieces])
+        self._start, self._left = run.offset, next(self._sizes)
+        self._size, self._hasher = self._left, new_sum()
+
+    def update(self, data: memoryview) -> None:
+        at = 0
+        while at < len(data):
+            part = data[at : at + self._left]
+            at += len(part)
+            self._left -= len(part)
+            if not self._left and len(part) == self._size:  # which small pieces are
+                digest = xxhash.xxh3_64_digest(part)
+            else:
+                self._hasher.update(part)
+                if self._left:
+                    return
+                digest, self._hasher = self._hasher.digest(), new_sum()
+            self._found[self._start] = digest
+            self._start += self._size
+            self._size = self._left = next(self._sizes, 0)
 
 
 def _copy_pieces(pieces: Sequence[memoryview], target: memoryview) -> None:
@@ -288,20 +344,26 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_parallel(function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None]) -> list[R]:
+def in_parallel(
+    function: Callable[[T], R], items: Sequence[T], each: Callable[[T], None], *, threads: int | None = None
+) -> list[R]:
     """Returns `list(map(function, items))`, computed on all cores. `each` is called here with those done, in order.
 
     When it returns, or raises, no call runs any more. A single item is worked on in the caller's thread.
+
+    Args:
+        threads: how many there may be, where they wait for a network and not for cores.
     """
     results: list[R] = []
-    count = min(len(os.sched_getaffinity(0)), len(items), _MOST_THREADS)
+    most = min(len(os.sched_getaffinity(0)), _MOST_THREADS) if threads is None else threads
+    count = min(most, len(items))
     if count <= 1:
         for item in items:
             results.append(function(item))
             each(item)
         return results
     with ThreadPoolExecutor(count, "memstore: snapshot") as pool:
-        batch = min(-(-len(items) // (count * _FEW)), _BATCH)
+        batch = min(-(-len(items) // (count * _FEW)), _BATCH) if threads is None else 1
         batches = [items[start : start + batch] for start in range(0, len(items), batch)]
         futures = [pool.submit(lambda some: list(map(function, some)), some) for some in batches]
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -23,9 +23,11 @@ from memstore import _modes as modes
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, narrow_to
-from memstore.snapshot.chunks import Done, FilePart, LateBytes
+from memstore.snapshot.chunks import Done, FilePart, LateBytes, PieceSums
+from memstore.snapshot.increments import BoxToWrite, SharedFiles
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
-from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish
+from memstore.snapshot.objects import Storage, storage_at
+from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish, with_sums
 from memstore.snapshot.stateful import HeldTensor, StateWalker
 from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.stored import check_cover
@@ -161,6 +163,20 @@ class DraftPiece(NamedTuple):
     elements: torch.Tensor
     make: Callable[[], Any] | None = None
 
+    def late_bytes(self) -> Callable[[], Any] | None:
+        """Returns what makes the bytes of the elements; None if they lie in the tensor's own memory as in a file."""
+        elements = self.elements
+        lies_so = elements.is_cpu and elements.is_contiguous()
+        if self.make is None and lies_so and not elements.is_conj() and not elements.is_neg():
+            return None
+        return self.make or modes.put_aside()(partial(bytes_of, elements))
+
+
+def _wait_for_devices(pieces: Iterable[DraftPiece]) -> None:
+    """Waits for the current streams of the pieces' devices: threads that read them have streams of their own."""
+    for device in {piece.elements.device for piece in pieces if piece.elements.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+
 
 class FileDraft(NamedTuple):
     """A file to be written: its header, then the elements of the pieces, in C order, one behind the other.
@@ -175,27 +191,32 @@ class FileDraft(NamedTuple):
     boxes: Sequence[ManifestBox]
     size: int
 
-    def write(self, storage: FileStorage, *, durable: bool, checksum: bool, done: Done | None = None) -> ManifestFile:
+    def write(
+        self,
+        storage: Storage,
+        *,
+        durable: bool,
+        checksum: bool,
+        done: Done | None = None,
+        pieces: PieceSums | None = None,
+    ) -> ManifestFile:
         """Writes the file, from the memory of the tensors where their elements lie in it as in the file.
 
-        Other elements are copied when their turn has come, so all copies together are never in memory.
+        Other elements are copied when their turn has come, so all copies together are never in memory. `pieces` gets
+        the sums of the boxes' pieces.
 
         Raises:
             UnsupportedValueError: a tensor has no memory.
             StoreFullError, OSError: as `FileStorage.write`.
         """
-        for device in {piece.elements.device for piece in self.pieces if piece.elements.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # the writing threads have streams of their own
+        _wait_for_devices(self.pieces)
         parts = [FilePart(0, self.header)]
         with modes.put_aside():
-            for (_, _, elements, make), box in zip(self.pieces, self.boxes, strict=True):
-                lies_so = elements.is_cpu and elements.is_contiguous()
-                if make is None and lies_so and not elements.is_conj() and not elements.is_neg():
-                    parts.append(FilePart(box.offset, memory_of(elements)))
-                else:
-                    late = make or modes.put_aside()(partial(bytes_of, elements))
-                    parts.append(FilePart(box.offset, LateBytes(box.nbytes, late)))
-        sums = storage.write(self.name, self.size, parts, durable=durable, checksum=checksum, done=done)
+            for piece, box in zip(self.pieces, self.boxes, strict=True):
+                make = piece.late_bytes()
+                memory = memory_of(piece.elements) if make is None else LateBytes(box.nbytes, make)
+                parts.append(FilePart(box.offset, memory))
+        sums = storage.write(self.name, self.size, parts, durable=durable, checksum=checksum, done=done, pieces=pieces)
         return ManifestFile(self.name, self.size, sums)
 
 
@@ -296,6 +317,20 @@ def own_bytes(tensors: list[HeldTensor], shared: set[str]) -> int:
     return sum(shard.local.numel() * shard.local.itemsize for shards in alone for shard in shards)
 
 
+class RankDraft(NamedTuple):
+    """The share of a rank in a take, before it is written.
+
+    Attributes:
+        part: what it says of itself; the sums of the files that are to be written are missing.
+        files: that are to be written.
+        linked: what it shares with an earlier snapshot.
+    """
+
+    part: SnapshotPart
+    files: list[FileDraft]
+    linked: SharedFiles
+
+
 def draft(
     take: Take,
     rank: int,
@@ -304,12 +339,14 @@ def draft(
     shared: set[str],
     shares: Shares,
     naming: Naming,
-) -> tuple[SnapshotPart, list[FileDraft]]:
+    sharing: Callable[[Sequence[BoxToWrite]], SharedFiles] | None = None,
+) -> RankDraft:
     """Returns what the rank says of its part, and the files that it is to write.
 
     Args:
         shared: paths of the tensors that others may have, too.
         shares: what `partition` says of these.
+        sharing: links what an earlier snapshot has already: `Base.share`.
     """
     model: list[tuple[str, DraftPiece]] = []
     state: list[tuple[str, DraftPiece]] = []
@@ -321,12 +358,51 @@ def draft(
         for box, elements in shards:
             label = label_of(own or tensor.path, tensor.shape, box)
             (model if own else state).append((label, DraftPiece(i, box, elements)))
+    linked = SharedFiles()
+    pieces = [piece for _, piece in (*model, *state)]
+    if sharing is not None:
+        _wait_for_devices(pieces)
+        with modes.put_aside():
+            linked = sharing([_box_to_write(tensors[piece.tensor], piece) for piece in pieces])
+        model, state = (
+            [one for i, one in enumerate(found, start) if i not in linked.boxes]
+            for found, start in ((model, 0), (state, len(model)))
+        )
     files: list[FileDraft] = []
     for group, found in (("model", model), ("state", state)):
         if found:
             name = file_name(group, rank, take.world_size, None if take.plain else take.id)
             files.append(draft_file(name, len(files), found))
-    return part_of(take, rank, values, tensors, files, shared, names), files
+    part = part_of(take, rank, values, tensors, files, shared, names)
+    return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
+
+
+def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
+    make, box, nbytes = piece.late_bytes(), piece.box, piece.elements.numel() * piece.elements.itemsize
+    memory = make or partial(_itself, memory_of(piece.elements))
+    return BoxToWrite(
+        tensor.path, DTYPE_NAMES[tensor.dtype], tensor.shape, box.offsets, box.shape, memory, make is None, nbytes
+    )
+
+
+def _itself(memory: Any) -> Any:
+    return memory
+
+
+def _with_shared(part: SnapshotPart, linked: SharedFiles, pieces: Sequence[DraftPiece]) -> SnapshotPart:
+    """Adds the boxes that needn't be written, and the files that have them, to a part."""
+    boxes: dict[int, list[ManifestBox]] = {}
+    for number, box in linked.boxes.items():
+        moved = ManifestBox(len(part.files) + box.file, box.offset, box.nbytes, box.offsets, box.shape)
+        boxes.setdefault(pieces[number].tensor, []).append(moved)
+    tensors = [
+        msgspec.structs.replace(tensor, boxes=(*tensor.boxes, *boxes.get(i, ())))
+        for i, tensor in enumerate(part.tensors)
+    ]
+    sums = (*[{} for _ in part.files], *linked.sums)
+    return msgspec.structs.replace(
+        part, files=part.files + linked.files, tensors=tuple(tensors), box_sums=sums, shares=True
+    )
 
 
 def _shard_of(shards: Sequence[Shard], box: Box) -> Shard:
@@ -394,8 +470,31 @@ def write_values(
     files = [draft_file(file_name("state", 0, 1, None), 0, found)] if found else []
     take = new_take(path, 1, durable=durable)
     part = part_of(take, 0, stored, walker.tensors, files, set(), [""] * len(walker.tensors))
-    written = [file.write(storage, durable=durable, checksum=True, done=done) for file in files]
-    publish(storage, [msgspec.structs.replace(part, files=tuple(written))])
+    publish(storage, [write_files(storage, part, files, durable=durable, checksum=True, done=done, written=[])])
+
+
+def write_files(
+    storage: Storage,
+    part: SnapshotPart,
+    files: Sequence[FileDraft],
+    *,
+    durable: bool,
+    checksum: bool,
+    done: Done | None,
+    written: list[str],
+) -> SnapshotPart:
+    """Writes the files of a part, and returns it with their sums.
+
+    Args:
+        written: gets the name of each file that is there.
+    """
+    sums: dict[str, bytes] = {}
+    pieces: dict[str, PieceSums] = {}
+    for file in files:
+        own = pieces.setdefault(file.name, {})
+        sums[file.name] = file.write(storage, durable=durable, checksum=checksum, done=done, pieces=own).sums
+        written.append(file.name)
+    return with_sums(part, sums, pieces)
 
 
 # --- Planned snapshots -----------------------------------------------------------------------------------------------
@@ -449,6 +548,7 @@ def write_boxes(
     world_size: int,
     durable: bool,
     checksum: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> WrittenFile:
     """Writes a file of the boxes into the folder, which is there. If it fails, the file is gone again.
 
@@ -474,7 +574,7 @@ def write_boxes(
     if not found:
         return WrittenFile(save, None, (None,) * len(planned))
     file = draft_file(file_name("state", rank, world_size, save), 0, found)
-    written = file.write(FileStorage(path), durable=durable, checksum=checksum)
+    written = file.write(storage_at(path, options), durable=durable, checksum=checksum)
     boxes: list[ManifestBox | None] = [None] * len(planned)
     for piece, box in zip(file.pieces, file.boxes, strict=True):
         boxes[piece.tensor] = box
@@ -517,6 +617,7 @@ def publish_planned(
     *,
     save: str,
     durable: bool,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Makes the files of all ranks a snapshot, as one part.
 
@@ -557,4 +658,4 @@ def publish_planned(
             tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", tuple(boxes)))
     values += [walker.add(key, value) for key, value in objects.items()]
     whole = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
-    publish(FileStorage(path), [whole], replacing)
+    publish(storage_at(path, options), [whole], replacing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import msgspec
@@ -29,7 +29,9 @@ from memstore.errors import (
     NotAStoreError,
     UnsupportedValueError,
 )
+from memstore.snapshot.buckets import is_url, path_or_url
 from memstore.snapshot.chunks import SUM_SIZE, size_of_sums
+from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.storage import FileStorage
 
 # --- Names of files and tensors --------------------------------------------------------------------------------------
@@ -39,7 +41,7 @@ MANIFEST = "memstore_snapshot.json"
 CLAIM = "memstore_snapshot.claim"  # has the id of the take that may use the plain names
 INDEX = "model.safetensors.index.json"  # as transformers calls it
 _FILE = re.compile(r"(model|state)(-[0-9]{5,7}-of-[0-9]{5,7})?(?:-([0-9a-f]{16}))?\.safetensors")
-_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|(?:part|failure)-[0-9]{1,9})")
+_TRACE = re.compile(r"memstore_snapshot\.([0-9a-f]{16})\.(?:claim|save|sums|(?:part|failure)-[0-9]{1,9})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _TORCH_MARK = re.compile(r"(__[0-9]+)?\.metadata")  # with a rank: of a save without collectives
 _TORCH_DATA = re.compile(r"__[0-9]+_[0-9]+\.distcp")
@@ -81,8 +83,21 @@ def file_name(group: str, rank: int, world_size: int, take: str | None) -> str:
     return f"{group}{many}{own}.safetensors"
 
 
+def name_with_id(name: str, id: str | None) -> str:
+    """Returns the name of a file of tensors with another id, or with none."""
+    found = _FILE.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name!r:.100} is no name of a file of tensors")
+    return f"{found[1]}{found[2] or ''}{'' if id is None else f'-{id}'}.safetensors"
+
+
 def is_file_name(name: str) -> bool:
     return _FILE.fullmatch(name) is not None
+
+
+def is_model_file(name: str) -> bool:
+    """Returns whether a file of tensors has those of the one module, under the names in its state dict."""
+    return name.startswith("model")
 
 
 def rank_of(name: str) -> int:
@@ -105,6 +120,11 @@ def part_name(take: str, rank: int) -> str:
 def failure_name(take: str, rank: int) -> str:
     """Returns the name of the file in which a rank says what has failed, when it can't tell the others otherwise."""
     return f"memstore_snapshot.{take}.failure-{rank}"
+
+
+def sums_name(take: str) -> str:
+    """Returns the name of the file that has the sums of all boxes of a snapshot."""
+    return f"memstore_snapshot.{take}.sums"
 
 
 def claim_name(take: str) -> str:
@@ -139,21 +159,21 @@ def take_of(name: str, claimant: str | None, traced: Set[str]) -> str | None:
     return claimant if file is not None or name in (CLAIM, INDEX) else None
 
 
-def local_path(path: Any) -> str:
-    """Returns the absolute path of a folder. Raises TypeError or ValueError if it is none."""
-    found = os.fspath(path) if isinstance(path, os.PathLike) else path  # pyright: ignore[reportUnknownVariableType]
-    if not isinstance(found, str) or not found or "\0" in found:
-        raise TypeError(f"path is that of a folder, as text, and not {path!r:.100}")
-    if "://" in found:
-        scheme, _, rest = found.partition("://")
-        if scheme not in ("file", "fs"):
-            raise ValueError(f"{found!r}: snapshots are folders of a file system; there is no storage {scheme!r}")
-        found = rest
-    return os.path.abspath(found)
+def tiers_of(then: Any) -> tuple[str, ...]:
+    """Returns the absolute paths, or URLs, of further tiers. Raises TypeError or ValueError if they are none."""
+    if isinstance(then, str | os.PathLike):
+        raise TypeError(f"then is a list of paths, and not {then!r}")
+    return tuple(map(path_or_url, then))
 
 
-def is_snapshot(path: str | os.PathLike[str]) -> bool:
-    """Returns whether this is the folder of a snapshot."""
+def is_snapshot(path: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> bool:
+    """Returns whether this is the folder of a snapshot, or a URL of one.
+
+    Args:
+        options: for a bucket.
+    """
+    if is_url(path):
+        return bool(storage_at(str(path), options).present([MANIFEST]))
     return os.path.lexists(os.path.join(path, MANIFEST))
 
 
@@ -163,16 +183,22 @@ def others_in(folder: str) -> list[OtherCheckpoint]:
         names = sorted(os.listdir(folder))
     except OSError:
         return []  # what may not be listed can't be opened either, and that error says more
+    return [other for other in others_among(names) if not os.path.isdir(os.path.join(folder, other.name))]
+
+
+def others_at(storage: Storage) -> list[OtherCheckpoint]:
+    """Returns the checkpoints of other libraries in a folder or at a place in a bucket."""
+    return others_among(storage.names()) if storage.is_remote else others_in(storage.path)
+
+
+def others_among(names: Iterable[str]) -> list[OtherCheckpoint]:
+    """Returns the checkpoints of other libraries that files of these names are."""
     found: list[OtherCheckpoint] = []
     for name in names:
         if _TORCH_MARK.fullmatch(name):
-            other = OtherCheckpoint(name, "a checkpoint of torch.distributed.checkpoint", "dcp")
+            found.append(OtherCheckpoint(name, "a checkpoint of torch.distributed.checkpoint", "dcp"))
         elif name == _TORCHSNAPSHOT_MARK:
-            other = OtherCheckpoint(name, "a snapshot of torchsnapshot", "torchsnapshot")
-        else:
-            continue
-        if not os.path.isdir(os.path.join(folder, name)):
-            found.append(other)
+            found.append(OtherCheckpoint(name, "a snapshot of torchsnapshot", "torchsnapshot"))
     return found
 
 
@@ -343,14 +369,19 @@ def refuse_two(path: str, folder: str | None = None) -> None:
         )
 
 
-def load_manifest(path: str) -> Manifest:
-    """Returns the manifest of the snapshot in a folder.
+def load_manifest(path: str, options: Mapping[str, Any] | None = None) -> Manifest:
+    """Returns the manifest of the snapshot in a folder, or at a URL.
+
+    Args:
+        options: for a bucket.
 
     Raises:
         CorruptionError, FormatVersionError: as `read_manifest`.
         NotAStoreError: there is none; a NoSnapshotError where nothing else is there either.
         AmbiguousCheckpointError: another library has saved to the folder, too.
     """
+    if is_url(path):
+        return _load_from_bucket(path, options)
     if not os.path.isdir(path):
         if os.path.isfile(path):
             raise NotAStoreError(f"{path} is no snapshot: it is a file, and a snapshot is a folder")
@@ -364,6 +395,21 @@ def load_manifest(path: str) -> Manifest:
         raise kind(f"{path} is no snapshot: it has no {MANIFEST}; {_of_others(path)}") from None
     refuse_two(path)
     return read_manifest(path, text)
+
+
+def _load_from_bucket(path: str, options: Mapping[str, Any] | None) -> Manifest:
+    storage = storage_at(path, options)
+    try:
+        return read_manifest(path, storage.read_bytes(MANIFEST, LIMIT))
+    except KeyNotFoundError:
+        names = storage.names()
+        others = others_among(names)
+        kind = NotAStoreError if others else NoSnapshotError
+        what = f"it has no {MANIFEST}" if names else "nothing is there"
+        why = f"it is {others[0].kind}, which is read on a file system only" if others else (
+            "a take that was not finished leaves none"
+        )  # fmt: skip
+        raise kind(f"{path} is no snapshot: {what}; {why}") from None
 
 
 def _checksum(text: bytes | bytearray, at: int) -> bytes:

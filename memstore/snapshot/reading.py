@@ -12,6 +12,7 @@ entries of a store whose values lie in the files of a snapshot (`describe_snapsh
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from memstore.engine import (
     Content,
     ExternalFiles,
     Leaf,
+    SharedMemory,
     base_after,
     check_header,
     decode_external,
@@ -44,13 +46,15 @@ from memstore.engine import (
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
+    NotAStoreError,
     ResourceLimitError,
     SnapshotMismatchError,
     UnsupportedValueError,
     VersionGoneError,
 )
 from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
-from memstore.snapshot.chunks import CHUNK, FilePart, by_width
+from memstore.snapshot.buckets import path_or_url
+from memstore.snapshot.chunks import CHUNK, FilePart
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
 from memstore.snapshot.storage import SILENT, ProgressMeter, hold
 from memstore.snapshot.stored import Stored, Value
@@ -133,11 +137,7 @@ def _plan(box: ManifestBox, shard: Shard, direct: dict[int, list[FilePart]], det
 def _read(stored: Stored, meter: ProgressMeter, check_narrow: bool, file: int, parts: Sequence[FilePart]) -> None:
     found = stored.manifest.files[file]
     stored.check_size(found)
-    checked, narrow = (parts, ()) if check_narrow or not found.sums else by_width(parts, found.size)
-    if checked or not narrow:
-        stored.storage.read(found.name, checked, sums=found.sums or None, done=meter.done)
-    if narrow:
-        stored.storage.read(found.name, narrow, done=meter.done)
+    stored.storage.read(found.name, parts, sums=found.sums or None, check_narrow=check_narrow, done=meter.done)
 
 
 def _apart(parts: Sequence[FilePart]) -> list[list[FilePart]]:
@@ -507,7 +507,7 @@ def describe_snapshot(key: str, path: str | os.PathLike[str], format: object, *,
 def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, allow_pickle: bool) -> Any:
     """Reads rank 0's state dicts into new memory, and compares them with their checksums."""
     try:
-        stored = Stored(os.path.abspath(path))
+        stored = Stored(path_or_url(path))
         values = stored.values(0)
         return {value.key: state_dict_of(stored, value, allow_pickle=allow_pickle) for value in values}
     except MemstoreError as error:
@@ -519,7 +519,10 @@ def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, all
 def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
     """Returns the state dicts of a rank with lazy leaves; see `Snapshot.view`."""
     values = stored.values(rank)
-    places = MappedPlaces(stored, [tensor for value in values for tensor in value.tensors])
+    tensors = [tensor for value in values for tensor in value.tensors]
+    if stored.storage.is_remote:
+        return _view_of_bucket(stored, rank, values, tensors, allow_pickle=allow_pickle)
+    places = MappedPlaces(stored, tensors)
     source = MappedFiles(stored.path, places.files)
     with torch.inference_mode(False):
         return {
@@ -528,7 +531,22 @@ def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
         }
 
 
-def _lazy_leaves(stored: Stored, value: Value, places: MappedPlaces, source: MappedFiles) -> list[torch.Tensor]:
+def _view_of_bucket(
+    stored: Stored, rank: int, values: Sequence[Value], tensors: Sequence[ManifestTensor], *, allow_pickle: bool
+) -> dict[str, Any]:
+    """Returns the state dicts of a rank with leaves that are fetched when they are used."""
+    places = FetchedPlaces(stored, tensors)
+    source = FetchedFiles(stored, rank, places.bases, places.end)
+    with torch.inference_mode(False):
+        return {
+            value.key: stored.build(value, _lazy_leaves(stored, value, places, source), allow_pickle=allow_pickle)
+            for value in values
+        }
+
+
+def _lazy_leaves(
+    stored: Stored, value: Value, places: Places, source: MappedFiles | FetchedFiles
+) -> list[torch.Tensor]:
     """Returns lazy leaves, and plain ones where a container looks into them (jagged, quantized, numpy arrays)."""
     leaves: list[torch.Tensor] = []
     plan, loaded = value.plan, value.plan.loaded
@@ -536,7 +554,7 @@ def _lazy_leaves(stored: Stored, value: Value, places: MappedPlaces, source: Map
         start, boxes = places.of(tensor)
         if i in plan.same:
             leaves.append(leaves[plan.same[i]])
-        elif i in loaded and boxes:
+        elif i in loaded and (boxes or source.absent is not None):
             made = new_target(tensor)
             read_into(stored, [ReadRequest(tensor, made.shards)], SILENT)
             leaves.append(traits.with_traits(made.value, kind))
@@ -547,7 +565,7 @@ def _lazy_leaves(stored: Stored, value: Value, places: MappedPlaces, source: Map
     return leaves
 
 
-def _over_mapping(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
+def _over_mapping(source: Source, leaf: Leaf, start: int) -> torch.Tensor:
     part = source.memory[start : start + leaf.nbytes]
     if start % DTYPES[leaf.dtype].itemsize:
         part = part.copy()
@@ -559,37 +577,25 @@ def _over_mapping(source: MappedFiles, leaf: Leaf, start: int) -> torch.Tensor:
 # --- Files, mapped ---------------------------------------------------------------------------------------------------
 
 
-class MappedPlaces:
-    """The places of tensors in the range of addresses that the files of a snapshot are mapped to.
-
-    Args:
-        tensors: whose files are needed.
+class Places:
+    """The places of tensors in a range of addresses that has the files of a snapshot, one behind the other.
 
     Attributes:
-        files: these files, encoded.
+        bases: where each file starts, by its number in the manifest.
     """
 
-    def __init__(self, stored: Stored, tensors: Iterable[ManifestTensor]) -> None:
-        found = ExternalFiles()
-        self._bases: dict[int, int] = {}
-        with stored.reading():
-            for index in sorted({box.file for tensor in tensors for box in tensor.boxes}):
-                file = stored.manifest.files[index]
-                stored.check_size(file)
-                path = f"{os.path.realpath(stored.path)}/{file.name}"
-                with opened(path) as (_, status):
-                    self._bases[index] = found.add(path, status)
-        self.files = found.encode()
-        self._ranks = {index: rank_of(stored.manifest.files[index].name) for index in self._bases}
+    def __init__(self, stored: Stored, bases: dict[int, int]) -> None:
+        self.bases = bases
+        self._ranks = {index: rank_of(stored.manifest.files[index].name) for index in bases}
 
     def of(self, tensor: ManifestTensor) -> MappedPlace:
         if len(tensor.boxes) == 1:
             (box,) = tensor.boxes
-            return MappedPlace(self._bases[box.file] + box.offset, ())
+            return MappedPlace(self.bases[box.file] + box.offset, ())
         if not tensor.boxes:
             return MappedPlace(0, ())
         boxes = sorted(tensor.boxes, key=lambda box: box.offsets)
-        starts = [self._bases[box.file] + box.offset for box in boxes]
+        starts = [self.bases[box.file] + box.offset for box in boxes]
         end = starts[0]
         for box, start in zip(boxes, starts, strict=True):
             if start != end or box.shape[1:] != tensor.shape[1:]:
@@ -604,6 +610,30 @@ class MappedPlaces:
                 for box, start in zip(boxes, starts, strict=True)
             ),
         )
+
+
+class MappedPlaces(Places):
+    """The places of tensors in the range of addresses that the files of a snapshot are mapped to.
+
+    Args:
+        tensors: whose files are needed.
+
+    Attributes:
+        files: these files, encoded.
+    """
+
+    def __init__(self, stored: Stored, tensors: Iterable[ManifestTensor]) -> None:
+        found = ExternalFiles()
+        bases: dict[int, int] = {}
+        with stored.reading():
+            for index in sorted({box.file for tensor in tensors for box in tensor.boxes}):
+                file = stored.manifest.files[index]
+                stored.check_size(file)
+                path = f"{os.path.realpath(stored.path)}/{file.name}"
+                with opened(path) as (_, status):
+                    bases[index] = found.add(path, status)
+        self.files = found.encode()
+        super().__init__(stored, bases)
 
     def with_room(self, tensors: Sequence[ManifestTensor]) -> tuple[list[int], dict[int, tuple[StoredBox, ...]]]:
         """Returns where tensors start, and the boxes of those in boxes, which start in room behind the files.
@@ -680,3 +710,129 @@ def receive_mapped_files(path: str, files: bytes) -> MappedFiles:
             f"a reference to a part of the snapshot {path} came when that was gone, or another one: {error.detail}",
             key=path,
         ) from None
+
+
+# --- Files in a bucket, fetched when they are used -------------------------------------------------------------------
+# Memory as large as all files together is reserved, and has no pages. What is used of it is fetched, in blocks, and
+# stays as long as the view.
+
+
+_BLOCK = 64 << 10  # bytes that are fetched at least, and that are there or not
+_NEAR = 4  # blocks between two that are fetched rather than left out
+
+
+class FetchedPlaces(Places):
+    """The places of tensors in memory that the files of a snapshot are fetched to.
+
+    Attributes:
+        end: bytes in all.
+    """
+
+    def __init__(self, stored: Stored, tensors: Iterable[ManifestTensor]) -> None:
+        bases: dict[int, int] = {}
+        self.end = 0
+        with stored.reading():
+            for index in sorted({box.file for tensor in tensors for box in tensor.boxes}):
+                file = stored.manifest.files[index]
+                stored.check_size(file)
+                bases[index] = self.end
+                self.end += -(-file.size // _BLOCK) * _BLOCK
+        super().__init__(stored, bases)
+
+
+class FetchedBytes:
+    """Bytes of files in a bucket, in memory that has none of them at first: an `Absent`. Thread-safe.
+
+    Args:
+        bases: where each file starts in the memory, by its number in the manifest.
+        end: bytes of the memory.
+    """
+
+    def __init__(self, stored: Stored, bases: Mapping[int, int], end: int) -> None:
+        self.memory = SharedMemory(max(end, _BLOCK))
+        self._bytes = np.asarray(self.memory)
+        self._stored = stored
+        self._starts = [(base, stored.manifest.files[index]) for index, base in sorted(bases.items())]
+        self._has = np.zeros(-(-end // _BLOCK), bool)
+        self._lock = threading.Lock()
+
+    def need(self, starts: Any, stops: Any) -> None:
+        """Fetches what lies between these addresses, as far as it isn't there."""
+        wanted = np.zeros(len(self._has) + 1, np.int32)
+        first = np.clip((np.asarray(starts) - self.memory.address) // _BLOCK, 0, len(self._has))
+        last = np.clip(-(-(np.asarray(stops) - self.memory.address) // _BLOCK), 0, len(self._has))
+        np.add.at(wanted, first, 1)
+        np.add.at(wanted, last, -1)
+        with self._lock:  # who needs the same waits for it
+            blocks = np.flatnonzero((np.cumsum(wanted[:-1]) > 0) & ~self._has)
+            if len(blocks):
+                self._fetch(blocks)
+
+    def need_all(self) -> None:
+        address = self.memory.address
+        self.need([address], [address + len(self._has) * _BLOCK])
+
+    def receive(self, starts: Any, stops: Any, into: Any) -> bool:
+        return False
+
+    def localized(self) -> Any:
+        raise MemstoreError(f"{self._stored.path} is no entry of a store")  # which nobody asks of a view
+
+    def _fetch(self, blocks: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
+        parts: dict[str, list[FilePart]] = defaultdict(list)
+        for run in runs:
+            start, stop = int(run[0]) * _BLOCK, (int(run[-1]) + 1) * _BLOCK
+            at = bisect_right(self._starts, start, key=lambda one: one[0]) - 1
+            while start < stop:
+                base, file = self._starts[at]
+                end = min(stop, base + file.size)
+                if start < end:
+                    parts[file.name].append(FilePart(start - base, self._bytes[start:end]))
+                at += 1
+                start = self._starts[at][0] if at < len(self._starts) else stop
+        with self._stored.reading():
+            for name, found in parts.items():
+                self._stored.storage.read(name, found)
+        self._has[blocks] = True
+
+
+class FetchedFiles(Source):
+    """Files of a snapshot in a bucket. A reference to them is the URL, with the options, and the snapshot's id."""
+
+    __slots__ = ("_bases", "_end", "_fetched", "_rank", "_stored")
+
+    def __init__(self, stored: Stored, rank: int, bases: dict[int, int], end: int) -> None:
+        self._stored, self._rank, self._bases, self._end = stored, rank, bases, end
+        self._fetched = FetchedBytes(stored, bases, end)
+        memory: Memory = np.asarray(self._fetched.memory)
+        super().__init__(memory, self._fetched.memory, stored.path, is_on_disk=True, absent=self._fetched)
+
+    @property
+    def title(self) -> str:
+        return f"snapshot={self.key!r}"
+
+    def damaged(self, detail: str, place: int = 0) -> CorruptionError:
+        return CorruptionError(path=self.key, detail=detail)
+
+    def again(self) -> FetchedFiles | None:
+        return FetchedFiles(self._stored, self._rank, self._bases, self._end)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        stored = self._stored
+        return receive_fetched_files, (
+            stored.path, dict(stored.options or {}), stored.manifest.id, self._rank, self._bases, self._end
+        )  # fmt: skip
+
+
+def receive_fetched_files(
+    path: str, options: dict[str, Any], id: str, rank: int, bases: dict[int, int], end: int
+) -> FetchedFiles:
+    """Unpickles a source. Raises VersionGoneError if the snapshot is gone, or another one by now."""
+    try:
+        stored = Stored(path, options=options)
+    except NotAStoreError as error:
+        raise VersionGoneError(f"{path} was removed: {error.message}", key=path) from None
+    if stored.manifest.id != id:
+        raise VersionGoneError(f"{path} was overwritten before a reference to a part of it came", key=path)
+    return FetchedFiles(stored, rank, bases, end)

@@ -6,11 +6,12 @@ The names and their meaning are torchsnapshot's. The steps stand in `take`, `res
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Literal, NoReturn
 
+import msgspec
 import torch
 
 from memstore._info import Progress
@@ -18,12 +19,13 @@ from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
-from memstore.snapshot.manifest import Manifest, ManifestTensor, local_path
+from memstore.snapshot.buckets import OF_ALL, is_url, path_or_url
+from memstore.snapshot.copying import copy_snapshot
+from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, tiers_of
 from memstore.snapshot.ranks import RankGroup
 from memstore.snapshot.reading import read_tensor, state_dict_of, view
 from memstore.snapshot.restore import restore
 from memstore.snapshot.stateful import AppState
-from memstore.snapshot.storage import ProgressMeter
 from memstore.snapshot.stored import (
     SnapshotEntry,
     SnapshotLeaf,
@@ -34,9 +36,18 @@ from memstore.snapshot.stored import (
     entries_of,
     find_leaf,
     metadata_of,
+    open_first,
     verify,
 )
-from memstore.snapshot.take import PendingTake, StorageOptions, TakeOptions, prepare, start, take
+from memstore.snapshot.take import (
+    PendingTiers,
+    StorageOptions,
+    TakeOptions,
+    TierStatus,
+    prepare,
+    start,
+    take_tiers,
+)
 from memstore.structure import PICKLED, modes
 
 
@@ -53,9 +64,12 @@ class Snapshot:
         storage_options: {"allow_pickle": True} permits reading objects that only pickle could store. This runs code, so
             use it only if you trust whoever took the snapshot. {"timeout": 60.0}: seconds to wait for the other ranks
             in each step (default: half an hour); in the longest step a rank writes, or reads, all of its bytes.
+        then: paths of further folders, as they were given to `take`: if there is no snapshot at `path` (it was in
+            memory, and the host was started again), the first of these that has one is used.
 
     Attributes:
         path: of the folder.
+        then: the further ones.
 
     Example:
         >>> import memstore, tempfile, torch
@@ -70,11 +84,19 @@ class Snapshot:
     """
 
     def __init__(
-        self, path: str | PathLike[str], pg: Any = None, storage_options: dict[str, Any] | None = None
+        self,
+        path: str | PathLike[str],
+        pg: Any = None,
+        storage_options: dict[str, Any] | None = None,
+        *,
+        then: Sequence[str | PathLike[str]] = (),
     ) -> None:
-        self.path: str = local_path(path)
+        self.path: str = path_or_url(path)
+        self.then: tuple[str, ...] = tiers_of(then)
         self.pg = pg
-        self._allow_pickle, self._timeout = StorageOptions.of(storage_options)
+        self._allow_pickle, self._timeout, self._bucket = StorageOptions.of(
+            storage_options, next(filter(is_url, (self.path, *self.then)), self.path)
+        )
         self._stored: Stored | None = None
         self._manifest: Manifest | None = None  # where it is known, before anything is opened
 
@@ -91,6 +113,9 @@ class Snapshot:
         checksum: bool = True,
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
+        base: Snapshot | str | PathLike[str] | None = None,
+        then: Sequence[str | PathLike[str]] = (),
+        memory_budget_bytes: int | None = None,
     ) -> Snapshot:
         """Saves the state of some objects. The snapshot becomes visible completely, or not at all.
 
@@ -105,9 +130,18 @@ class Snapshot:
             storage_options: as of `Snapshot`; "allow_pickle" for the snapshot that is returned.
             durability: "disk": when it returns, all is on the disk. "process": it survives the death of the process.
             checksum: whether to make a checksum for each 16 MiB; they are compared when something is read.
-            progress: called with the bytes that this rank has written, and has to write in all; True: a bar, if
-                standard error is a terminal. If it raises, the take fails on all ranks, and nothing is left.
+            progress: called with the bytes that this rank has written, and has to write in all; True: a bar on rank 0,
+                if standard error is a terminal, else lines of the logger "memstore". If it raises, the take fails on
+                all ranks, and nothing is left.
             allow_pickle: store objects that need it with pickle.
+            base: an earlier snapshot, or its path. Tensors that are as they were there aren't written: their files get
+                a second name in the new folder (a hard link), so that each snapshot is whole, and either can be
+                removed. "latest": the newest snapshot in the folder that `path` lies in, if there is one. All is
+                written where nothing can be shared: on another file system, or with checksum=False in the base.
+            then: paths of further folders, to which the same is saved after that, each as a snapshot of its own: from
+                memory to a disk. `Snapshot(path, then=...)` restores from the first one that is there. One that fails
+                is told by a RuntimeWarning, and the error of the last one is raised. With `base`, the further ones
+                share files with the newest snapshot beside them.
 
         Raises:
             AlreadyExistsError: a snapshot, a store or another library's checkpoint is at `path`, or another take
@@ -120,11 +154,21 @@ class Snapshot:
             StoreTimeoutError: a rank did not come; the message names it.
             MemstoreError: another rank failed, or died; the message names it, and its reason.
         """
-        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options)
+        options = TakeOptions.of(
+            path,
+            replicated,
+            durability,
+            checksum,
+            allow_pickle,
+            storage_options,
+            _path_of(base),
+            then,
+            memory_budget_bytes,
+        )
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
-            manifest = take(prepared, progress)
-        return cls._of(manifest, prepared.part.take.path, pg, {"allow_pickle": allow_pickle, **(storage_options or {})})
+            found = take_tiers(prepared, progress, pg)
+        return cls._of(*found, pg, {"allow_pickle": allow_pickle, **(storage_options or {})}, then)
 
     @classmethod
     def async_take(
@@ -139,6 +183,9 @@ class Snapshot:
         checksum: bool = True,
         progress: Progress | bool | None = None,
         allow_pickle: bool = False,
+        base: Snapshot | str | PathLike[str] | None = None,
+        then: Sequence[str | PathLike[str]] = (),
+        memory_budget_bytes: int | None = None,
     ) -> PendingSnapshot:
         """Takes a snapshot like `take`, but returns as soon as the tensors may change: a process writes their copies.
 
@@ -156,6 +203,9 @@ class Snapshot:
             progress: as of `take`, called in a thread of its own while the bytes are written, and at last by `wait`.
                 What it raises becomes a RuntimeWarning of `wait`, and it is called no more: the snapshot is there.
             allow_pickle: as of `take`.
+            base: as of `take`. Tensors are compared before anything is copied, and only what differs is.
+            then: as of `take`. There is one copy of the tensors for all folders; `PendingSnapshot.status` tells how
+                far each one is.
 
         Returns:
             A PendingSnapshot; its `wait` returns the snapshot, or raises the error that occurred.
@@ -165,18 +215,28 @@ class Snapshot:
             ResourceLimitError: the copies don't fit into the machine's memory.
             AlreadyExistsError, ValueError, UnsupportedValueError, ShardMismatchError, MemstoreError: as of `take`.
         """
-        options = TakeOptions.of(replicated, durability, checksum, allow_pickle, storage_options)
+        options = TakeOptions.of(
+            path,
+            replicated,
+            durability,
+            checksum,
+            allow_pickle,
+            storage_options,
+            _path_of(base),
+            then,
+            memory_budget_bytes,
+        )
         with lacks_told(path):
-            prepared = prepare(path, app_state, pg, options)
-            meter = ProgressMeter(progress, prepared.nbytes, "writing", rank=prepared.ranks.rank, keeps_errors=True)
-            pending = start(prepared, meter)
-        given = {"allow_pickle": allow_pickle, **(storage_options or {})}
-        return PendingSnapshot(pending, lambda manifest: cls._of(manifest, pending.path, pg, given))
+            pending = start(prepare(path, app_state, pg, options), progress, options)
+        storage = {"allow_pickle": allow_pickle, **(storage_options or {})}
+        return PendingSnapshot(pending, lambda manifest, where: cls._of(manifest, where, pg, storage, then))
 
     @classmethod
-    def _of(cls, manifest: Manifest, path: Any, pg: Any, storage_options: dict[str, Any]) -> Snapshot:
-        """Returns a snapshot whose manifest is known already."""
-        snapshot = cls(path, pg, storage_options)
+    def _of(
+        cls, manifest: Manifest, where: str, pg: Any, storage_options: dict[str, Any], then: Sequence[Any]
+    ) -> Snapshot:
+        """Returns a snapshot whose manifest is known already, and the folder where it lies."""
+        snapshot = cls(where, pg, storage_options, then=[path for path in then if path_or_url(path) != where])
         snapshot._manifest = manifest
         return snapshot
 
@@ -190,8 +250,8 @@ class Snapshot:
         Args:
             app_state: Statefuls by the names under which they were saved, or some of them. RNGState comes last.
             strict: raise an error for names that only the module or only the snapshot has. False: they are left out.
-            progress: called with the bytes that this rank has read, and has to read in all; True: a bar on rank 0, if
-                standard error is a terminal. If it raises, the restore fails on all ranks, as with damaged bytes.
+            progress: called with the bytes that this rank has read, and has to read in all; True: as of `take`. If it
+                raises, the restore fails on all ranks, as with damaged bytes.
 
         Raises:
             StructureMismatchError: names, shapes or dtypes differ; all differences are listed. Nothing was restored.
@@ -206,6 +266,12 @@ class Snapshot:
         """
         with lacks_told(self.path):
             ranks = RankGroup(self.pg, self._timeout)
+            if self.then and ranks.size > 1:
+                try:
+                    self._choose_tier(ranks)
+                except BaseException as error:
+                    ranks.leave(error)
+                    raise
             restore(self._open, app_state, ranks, progress, strict=strict, allow_pickle=self._allow_pickle)
 
     def read_object(self, path: str, obj_out: Any = None, memory_budget_bytes: int | None = None) -> Any:
@@ -271,11 +337,11 @@ class Snapshot:
         with lacks_told(self.path):
             return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle)
 
-    def verify(self, *, progress: Progress | None = None) -> None:
+    def verify(self, *, progress: Progress | bool | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.
 
         Args:
-            progress: called with the bytes done and those in all.
+            progress: called with the bytes done and those in all; True: as of `take`.
 
         Raises:
             CorruptionError: something is damaged or missing; the message names the file, and what is wrong with it.
@@ -284,11 +350,56 @@ class Snapshot:
         with lacks_told(self.path):
             verify(self._open(), progress, allow_pickle=self._allow_pickle)
 
+    def copy(
+        self,
+        path: str | PathLike[str],
+        *,
+        durability: Literal["process", "disk"] = "disk",
+        progress: Progress | bool | None = None,
+    ) -> Snapshot:
+        """Copies the snapshot to another folder or URL, whole: the copy shares no file with any other snapshot.
+
+        One process calls this, for the state of all ranks. What is read is compared with its checksums, if it has any.
+
+        Args:
+            path: of a folder, as of `take`.
+            durability: as of `take`.
+            progress: as of `take`.
+
+        Raises:
+            AlreadyExistsError: a snapshot, a store or another library's checkpoint is at `path`.
+            CorruptionError: this snapshot is damaged. Nothing is left at `path`.
+            StoreFullError: no room. Nothing is left.
+        """
+        if durability not in ("process", "disk"):
+            raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
+        with lacks_told(path):
+            durable, bucket = durability == "disk", self._bucket
+            copied = copy_snapshot(self._open(), path, durable=durable, progress=progress, options=bucket)
+        options = self._options()
+        if not is_url(target := path_or_url(path)):
+            options = {key: options[key] for key in OF_ALL}
+        return self._of(copied, target, self.pg, options, ())
+
     def _open(self) -> Stored:
         """Returns what is read of the snapshot; see `stored_of`."""
         if self._stored is None:
-            self._stored = Stored(self.path, self._manifest)
+            if self.then:
+                self._stored = open_first([self.path, *self.then], self._bucket)
+            else:
+                self._stored = Stored(self.path, self._manifest, self._bucket)
         return self._stored
+
+    def _choose_tier(self, ranks: RankGroup) -> None:
+        """Opens the first tier that is the same snapshot on all ranks: another host's memory may lack it."""
+        paths = [self.path, *self.then]
+        with ranks.together() as step:
+            step.said = msgspec.msgpack.encode([_id_at(path, self._bucket) for path in paths])
+        said = [msgspec.msgpack.decode(text, type=list[str | None]) for text in step.heard]
+        for path, *ids in zip(paths, *said, strict=True):
+            if ids[0] is not None and len(set(ids)) == 1:
+                self._stored = Stored(path, options=self._bucket)
+                return
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.pg is not None:
@@ -296,17 +407,17 @@ class Snapshot:
                 "a Snapshot with a process group can't be pickled: send its path, and open memstore.Snapshot(path, pg) "
                 "with the receiver's own group"
             )
-        return type(self), (self.path, None, self._options())
+        return _reopened, (type(self), self.path, self._options(), self.then)
 
     def __copy__(self) -> Snapshot:
-        return type(self)(self.path, self.pg, self._options())
+        return type(self)(self.path, self.pg, self._options(), then=self.then)
 
     def __deepcopy__(self, memo: object) -> Snapshot:
         return self.__copy__()  # a process group can't be copied, and is the same one
 
     def _options(self) -> dict[str, Any]:
         """Returns the storage options that it was opened with."""
-        return {"allow_pickle": self._allow_pickle, "timeout": self._timeout}
+        return {**self._bucket, "allow_pickle": self._allow_pickle, "timeout": self._timeout}
 
     def __str__(self) -> str:
         """Returns a table of its entries; just its path if it can't be read."""
@@ -327,6 +438,23 @@ class Snapshot:
         return f"memstore.Snapshot({self.path!r})"
 
 
+def _id_at(path: str, options: dict[str, Any]) -> str | None:
+    try:
+        return load_manifest(path, options).id
+    except (MemstoreError, OSError):
+        return None
+
+
+def _reopened(kind: type[Snapshot], path: str, options: dict[str, Any], then: tuple[str, ...]) -> Snapshot:
+    """Unpickles a snapshot."""
+    return kind(path, None, options, then=then)
+
+
+def _path_of(base: Any) -> Any:
+    """Returns the path of a base that was given as a snapshot: where that lies, which may be a further tier."""
+    return base._open().path if isinstance(base, Snapshot) else base  # pyright: ignore[reportPrivateUsage]
+
+
 @modes.uncompiled_methods
 class PendingSnapshot:
     """A snapshot that is being written. Made by `Snapshot.async_take`.
@@ -335,12 +463,12 @@ class PendingSnapshot:
         path: of its folder.
     """
 
-    def __init__(self, take: PendingTake, snapshot_of: Callable[[Manifest], Snapshot]) -> None:
+    def __init__(self, take: PendingTiers, snapshot_of: Callable[[Manifest, str], Snapshot]) -> None:
         self.path: str = take.path
         self._take, self._snapshot_of = take, snapshot_of
 
     def wait(self, timeout: float | None = None) -> Snapshot:
-        """Waits until the snapshot of all ranks is there, and returns it.
+        """Waits until the snapshot of all ranks is there, in all tiers, and returns it.
 
         Args:
             timeout: seconds; None: as long as this rank's bytes take, and then half an hour, or the `storage_options`'
@@ -355,11 +483,18 @@ class PendingSnapshot:
         """
         if timeout is not None:
             deadline_after(timeout)  # raises for what is no number of seconds
-        return self._snapshot_of(self._take.wait(timeout))
+        return self._snapshot_of(*self._take.wait(timeout))
 
     def done(self) -> bool:
         """Returns whether `wait` would return, or raise, at once."""
         return self._take.done()
+
+    def status(self) -> tuple[TierStatus, ...]:
+        """Returns the states of all tiers, in their order, at this moment: "writing", "whole" or "failed".
+
+        From the first one that is whole, the state can be restored. A tier that fails doesn't end the others.
+        """
+        return self._take.status()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

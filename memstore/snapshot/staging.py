@@ -34,8 +34,9 @@ import torch
 from memstore._threads import Hooks, around_forks
 from memstore.engine import ALIGNMENT, SharedMemory, syscalls
 from memstore.errors import ResourceLimitError, StoreTimeoutError, UnsupportedValueError, lack_of, way_out
+from memstore.snapshot.buckets import is_url, variables
 from memstore.snapshot.chunks import in_parallel
-from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient
+from memstore.snapshot.writer import PendingWrite, StagedFile, WriteJob, WriterClient, write_here
 from memstore.structure import CopyPlan, GatheredCopy, PlainCopy, copy_tensors, modes, why_no_memory
 
 # --- The steps -------------------------------------------------------------------------------------------------------
@@ -59,7 +60,8 @@ class StagedTensors:
         self._stager = stager
         self._block: StagingBlock | None = block
         self.places = places
-        self._release = weakref.finalize(self, stager.pool.give_back, block)
+        self._users = _BlockUsers(stager.pool, block)
+        self._release = weakref.finalize(self, self._users.leave)
         self._release.atexit = False
 
     @property
@@ -83,8 +85,11 @@ class StagedTensors:
         durable: bool = True,
         checksum: bool = True,
         done: Callable[[int], None] | None = None,
+        options: dict[str, Any] | None = None,
+        lane: int = 0,
+        more: bool = False,
     ) -> PendingWrite:
-        """Hands the memory to the writer, once, which makes files of it. Returns at once.
+        """Hands the memory to the writer, which makes files of it. Returns at once.
 
         Args:
             folder: where they go. It exists.
@@ -92,32 +97,72 @@ class StagedTensors:
             part: of a rank, encoded, where the files are a part of a snapshot (`publishing.finish_part`).
             durable, checksum: as for `FileStorage.write`.
             done: called, in a thread of its own, with the bytes that were written since; must not raise.
+            options: for a bucket, where `folder` is a URL.
+            lane: which writer does it. Each carries out its jobs one after the other.
+            more: whether the memory is to be written once more, to another folder. Else this is the last time.
 
         Raises:
             ResourceLimitError: no writer could be started, or there are too many names and headers.
         """
-        block, pool = self.block, self._stager.pool
-        self._release.detach()
-        self._block = None
-        path = os.path.abspath(folder)
-        pending = PendingWrite(f"the snapshot in {path}", lambda: pool.give_back(block), done)
+        block, users = self.block, self._users
+        users.enter()
+        path = str(folder) if is_url(folder) else os.path.abspath(folder)
+        pending = PendingWrite(f"the snapshot in {path}", users.leave, done)
         place = os.fsencode(path)
-        job = WriteJob(next(_numbers), place, list(files), part, durable, checksum, done is not None)
+        number, told = next(_numbers), done is not None
+        bucket, environment = (options, variables()) if is_url(path) else (None, {})
+        job = WriteJob(number, place, list(files), part, durable, checksum, told, bucket, environment)
         try:
-            self._stager.send(job, block.fd, pending)
+            if path.startswith("memory://"):  # of this process
+                write_here(job, block.bytes.data, pending)
+            else:
+                self._stager.send(job, block.fd, pending, lane)
         except BaseException:  # an exception of a signal's handler may come when the writer has the memory already
-            pool.drop(block)
+            users.drop()
+            self.release()
             raise
+        if not more:
+            self.release()
         return pending
 
     def release(self) -> None:
-        """Gives the memory back, if it isn't written."""
+        """Gives the memory back, once it isn't being written."""
         self._block = None
         self._release()
 
 
+class _BlockUsers:
+    """The number of those who need a block: who staged it, and each write. The last one gives it back. Thread-safe."""
+
+    def __init__(self, pool: StagingPool, block: StagingBlock) -> None:
+        self._pool = pool
+        self._block: StagingBlock | None = block
+        self._count = 1
+        self._lock = threading.Lock()
+
+    def enter(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._count -= 1
+            block = None if self._count else self._block
+            if not self._count:
+                self._block = None
+        if block is not None:
+            self._pool.give_back(block)
+
+    def drop(self) -> None:
+        """Gives up the block, which a writer may still read: nobody else gets it."""
+        with self._lock:
+            block, self._block = self._block, None
+        if block is not None:
+            self._pool.drop(block)
+
+
 class StagingArea:
-    """The memory and the writer of one process.
+    """The memory and the writers of one process.
 
     Args:
         limit: bytes of snapshots that are in flight. A single one may be larger, where the machine has the memory.
@@ -128,14 +173,14 @@ class StagingArea:
         self.pool = StagingPool(default_limit() if limit is None else limit)
         self._idle = idle
         self._lock = threading.Lock()
-        self._writer: WriterClient | None = None
+        self._writers: dict[int, WriterClient] = {}  # by lane
 
     def stage(
         self, tensors: Sequence[torch.Tensor], *, names: Sequence[str] = (), timeout: float = TIMEOUT
     ) -> StagedTensors:
         """Copies the tensors. See `stage`."""
         places, nbytes = place_tensors(tensors)
-        writer = self._writer
+        writer = next(iter(self._writers.values()), None)
         try:
             block = self.pool.take(nbytes, timeout, writer.pid if writer is not None else 0)
         except ResourceLimitError as error:
@@ -150,25 +195,26 @@ class StagingArea:
             raise
         return StagedTensors(self, block, places)
 
-    def send(self, job: WriteJob, memory: int, pending: PendingWrite) -> None:
-        """Sends a job to the writer, or to a new one if that has ended."""
+    def send(self, job: WriteJob, memory: int, pending: PendingWrite, lane: int = 0) -> None:
+        """Sends a job to the writer of a lane, or to a new one if that has ended."""
         with self._lock:
             for _ in range(_MOST_WRITERS):
-                if self._writer is not None and self._writer.send(job, memory, pending):
+                writer = self._writers.get(lane)
+                if writer is not None and writer.send(job, memory, pending):
                     return
-                self._writer = WriterClient(self._idle, self.pool.trim)
+                self._writers[lane] = WriterClient(self._idle, self.pool.trim)
         raise ResourceLimitError(f"{_MOST_WRITERS} processes, started to write a snapshot, ended at once", code=0)
 
     def close(self) -> None:
         """Lets the writer end, once it has carried out its jobs; the memory is given back then."""
         with self._lock:
-            if self._writer is not None:
-                self._writer.close()
+            for writer in self._writers.values():
+                writer.close()
 
     def leave(self) -> None:
         """Leaves memory and writer to the parent, in a forked child: the writer must not wait for its jobs."""
-        if self._writer is not None:
-            self._writer.leave()
+        for writer in self._writers.values():
+            writer.leave()
 
 
 _stager: StagingArea | None = None

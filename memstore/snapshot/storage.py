@@ -20,20 +20,20 @@ import errno
 import os
 import re
 import stat
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from memstore._info import Progress
+from memstore._progress import shown
 from memstore._wording import check_new_folder
-from memstore._wording import size as size_text
 from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
     AlreadyExistsError,
+    CorruptionError,
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
@@ -51,6 +51,8 @@ from memstore.snapshot.chunks import (
     ChunkRun,
     Done,
     FilePart,
+    PieceSums,
+    by_width,
     damaged,
     in_parallel,
     read_run,
@@ -109,6 +111,13 @@ _UNTIL_REMOVED = 1.0  # seconds until who removes a step has removed its manifes
 _ATTEMPTS = 20  # to leave a first file in a folder that others remove while it is empty
 
 
+class NamedFile(Protocol):
+    """A file as a manifest has it."""
+
+    @property
+    def name(self) -> str: ...
+
+
 class FileStorage:
     """Files by name, in a folder that exists. Thread-safe.
 
@@ -125,7 +134,12 @@ class FileStorage:
     Raises:
         NotAStoreError: there is no such folder.
         PermissionDeniedError: this process may not open it.
+
+    `ObjectStorage` has the same calls for a bucket.
     """
+
+    is_remote = False
+    look_pause = 0.25  # seconds between two looks whether somebody has published
 
     def __init__(self, path: str | os.PathLike[str], *, file_mode: int = 0o600) -> None:
         self.path = os.path.abspath(path)
@@ -197,6 +211,7 @@ class FileStorage:
         durable: bool,
         checksum: bool = False,
         done: Done | None = None,
+        pieces: PieceSums | None = None,
     ) -> bytes:
         """Makes a new file of the parts, in large writes, several at once. If it fails, nothing is left.
 
@@ -209,6 +224,7 @@ class FileStorage:
                 `publish` returns.)
             checksum: whether to compute the sums, of each piece right before it is written.
             done: told the bytes written.
+            pieces: gets the sums of the parts, cut at the ends of chunks, if sums are computed.
 
         Returns:
             The sums, or b"".
@@ -236,7 +252,8 @@ class FileStorage:
                     # one, under a lock of the file.
                     memory = SharedMemory(fd=os.dup(fd))
                     memory.keep_from_children()
-                write = partial(write_run, fd, memory, durable=durable, checksum=checksum)
+                wanted = pieces if checksum else None
+                write = partial(write_run, fd, memory, durable=durable, checksum=checksum, pieces_sums=wanted)
                 sums = in_parallel(write, runs, _counting(done))
             finally:
                 if memory is not None:
@@ -261,7 +278,13 @@ class FileStorage:
                 raise
 
     def read(
-        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+        self,
+        name: str,
+        parts: Sequence[FilePart],
+        *,
+        sums: bytes | None = None,
+        check_narrow: bool = True,
+        done: Done | None = None,
     ) -> None:
         """Reads runs of a file straight into their memory, sorted and joined, several at once.
 
@@ -269,6 +292,7 @@ class FileStorage:
             name: of the file.
             parts: which runs, in any order, and where they go. They must not overlap in memory.
             sums: of the whole file, to check every chunk that a part touches (what else the chunk has is read too).
+            check_narrow: False: chunks of which less than half is wanted are neither read whole nor checked.
             done: told the bytes read, those that only the sums need among them.
 
         Raises:
@@ -284,10 +308,17 @@ class FileStorage:
                 if len(sums) != expected:
                     detail = f"it has {size:,} bytes, and {len(sums):,} of checksums instead of {expected:,}"
                     raise damaged(path, detail)
-                runs = whole_chunks(parts, size)
-            if runs and runs[-1].end > size:
-                raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
-            in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
+                wide, narrow = (parts, ()) if check_narrow else by_width(parts, size)
+                runs = whole_chunks(wide, size)
+                self._read_runs(fd, path, size, runs_of(narrow, join=_JOINED), None, done)
+            self._read_runs(fd, path, size, runs, sums, done)
+
+    def _read_runs(
+        self, fd: int, path: str, size: int, runs: Sequence[ChunkRun], sums: bytes | None, done: Done | None
+    ) -> None:
+        if runs and runs[-1].end > size:
+            raise damaged(path, f"it has {size:,} bytes, and those up to {runs[-1].end:,} were to be read")
+        in_parallel(partial(read_run, fd, path, sums=sums), runs, _counting(done))
 
     @contextlib.contextmanager
     def _opened(self, path: str) -> Generator[tuple[int, int]]:
@@ -368,6 +399,41 @@ class FileStorage:
                 raise
             if durable:
                 syscalls.sync(folder)
+
+    def link_from(self, other: FileStorage, theirs: str, name: str, size: int, *, durable: bool) -> bool:
+        """Gives a file of another folder a name here, too: both folders have the file, and it takes its room once.
+
+        Args:
+            other, theirs: the other folder, and the file's name there.
+            name: here.
+            size: that it should have.
+            durable: whether its bytes are synced. (As of `write`, its name is there after a durable `publish`.)
+
+        Returns:
+            Whether that is so. Not if the file isn't there with this size, is no regular file, lies on another file
+            system or belongs to another account, or has as many names as the file system allows.
+        """
+        path = self._path_of(name)
+        check_name(theirs)
+        try:
+            syscalls.link(theirs, name, self._fd, other._fd)
+        except FileExistsError:
+            raise AlreadyExistsError(f"{path} exists: nothing was linked") from None
+        except OSError:
+            return False
+        try:
+            with self._opened(path) as (fd, found):
+                if durable:
+                    syscalls.sync(fd)
+                if found == size:
+                    return True
+        except CorruptionError:  # it is a link
+            pass
+        except BaseException:
+            self.remove(name)
+            raise
+        self.remove(name)
+        return False
 
     def _write_beside(self, data: bytes, *, durable: bool) -> str:
         """Takes the steps 1 and 2. Returns the first name."""
@@ -468,6 +534,31 @@ class FileStorage:
         with file_errors(path), contextlib.suppress(FileNotFoundError):
             syscalls.unlink(path, self._fd)
 
+    def present(self, names: Iterable[str]) -> set[str]:
+        """Returns which of these files are there."""
+        return {name for name in names if self._exists(self._path_of(name))}
+
+    def remove_all(self, names: Iterable[str]) -> None:
+        """Removes files, as far as that is possible: one that stays harms nobody."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                self.remove(name)
+
+    def remove_place(self) -> None:
+        """Removes the folder, if it is empty."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self.path)  # to look whether it is empty takes a descriptor, and there may be none
+
+    def know(self, files: object) -> None:
+        """Does nothing: names say all here."""
+
+    def names_of(self, file: NamedFile) -> list[str]:
+        """Returns the names of what a file consists of: here of itself."""
+        return [file.name]
+
+    def confirm(self, files: object) -> None:
+        """Does nothing: nobody removes files of a take that goes on."""
+
     def _path_of(self, name: str) -> str:
         return f"{self.path}/{check_name(name)}"
 
@@ -482,7 +573,15 @@ class FileStorage:
 _AT_ONCE = 4 * CHUNK  # bytes of a file that is verified, read in parallel
 
 
-def verify_file(storage: FileStorage, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
+class Readable(Protocol):
+    """A storage, as far as it is read."""
+
+    def read(
+        self, name: str, parts: Sequence[FilePart], *, sums: bytes | None = None, done: Done | None = None
+    ) -> None: ...
+
+
+def verify_file(storage: Readable, name: str, size: int, sums: bytes, done: Done | None = None) -> None:
     """Reads all of a file that should have `size` bytes. Raises CorruptionError, which says where it is damaged."""
     memory = memoryview(bytearray(min(size, _AT_ONCE)))
     if not size:
@@ -573,18 +672,15 @@ def _typed(error: OSError, path: str) -> OSError | MemstoreError:
     return error
 
 
-# --- How far a snapshot is: a callback, or a bar on the terminal -----------------------------------------------------
-
-
-_WIDTH = 30  # characters
-_BAR_PAUSE = 0.1  # seconds between two looks of a bar
+# --- How far a snapshot is -------------------------------------------------------------------------------------------
 
 
 class ProgressMeter:
     """A count of bytes, which is told. Thread-safe.
 
     Args:
-        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal; None.
+        progress: called with the bytes done and those in all; True: a bar, if standard error is a terminal, else lines
+            of the logger "memstore"; None.
         total: bytes in all.
         what: what is done, for the bar: "writing".
         rank: of several, rank 0 alone has a bar; a callback is each rank's own.
@@ -601,11 +697,7 @@ class ProgressMeter:
         self.failure: BaseException | None = None
         self._keeps_errors = keeps_errors
         self._lock = threading.Lock()
-        self._tell: Progress | None = None
-        if callable(progress):
-            self._tell = progress
-        elif progress is True and rank == 0 and sys.stderr.isatty():
-            self._tell = _bar(what)
+        self._tell: Progress | None = shown(progress, what, rank=rank)
 
     @property
     def done(self) -> Callable[[int], None] | None:
@@ -629,25 +721,6 @@ class ProgressMeter:
         """Tells that all is done, whatever was counted."""
         if self._done < self.total or not self.total:
             self._add(self.total - self._done)
-
-
-def _bar(what: str) -> Progress:
-    started, told = time.monotonic(), 0.0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal told
-        now = time.monotonic()
-        if done < total and now - told < _BAR_PAUSE:
-            return
-        told = now
-        part = done / total if total else 1.0
-        rate = size_text(done / max(now - started, 1e-9))
-        bar = "█" * round(_WIDTH * part)
-        sys.stderr.write(f"\r{what} {bar:<{_WIDTH}} {part:4.0%}  {size_text(done)} of {size_text(total)}  {rate}/s ")
-        sys.stderr.write("\n" if done >= total else "")
-        sys.stderr.flush()
-
-    return tell
 
 
 SILENT = ProgressMeter(None, 0, "")  # tells nobody

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -20,7 +21,7 @@ import torch
 from memstore import structure
 from memstore._info import Progress
 from memstore._wording import age, count_of, size
-from memstore.engine import TORCH_DTYPES, Leaf, header_size, read_tensors, split_header
+from memstore.engine import TORCH_DTYPES, HeaderEntry, Leaf, header_size, read_tensors, split_header
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
@@ -32,6 +33,7 @@ from memstore.errors import (
 )
 from memstore.listing import near
 from memstore.sharding import Box, cover_of
+from memstore.snapshot.buckets import is_url
 from memstore.snapshot.chunks import FilePart
 from memstore.snapshot.manifest import (
     MANIFEST,
@@ -43,8 +45,11 @@ from memstore.snapshot.manifest import (
     load_manifest,
     path_of,
 )
-from memstore.snapshot.storage import FileStorage, ProgressMeter, hold, verify_file
+from memstore.snapshot.objects import storage_at
+from memstore.snapshot.storage import ProgressMeter, hold, verify_file
 from memstore.structure import DTYPES, PICKLED, name_of
+
+_log = logging.getLogger("memstore")
 
 # --- The snapshot and its values -------------------------------------------------------------------------------------
 
@@ -71,18 +76,21 @@ class Value(NamedTuple):
 class Stored:
     """A snapshot, opened for reading. Raises NotAStoreError if there is none.
 
-    While it lives, no CheckpointManager removes the snapshot.
+    While it lives, no CheckpointManager removes the snapshot, if that lies on a file system.
+
+    Args:
+        options: for a bucket.
 
     Attributes:
-        path: of its folder.
+        path: of its folder, or its URL.
         storage, manifest: what is read.
     """
 
-    def __init__(self, path: str, manifest: Manifest | None = None) -> None:
-        self.path = path
-        self.manifest = load_manifest(path) if manifest is None else manifest
-        self.storage = FileStorage(path)
-        self._held = hold(path)
+    def __init__(self, path: str, manifest: Manifest | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self.path, self.options = path, options
+        self.manifest = load_manifest(path, options) if manifest is None else manifest
+        self.storage = storage_at(path, options, files=self.manifest.files)
+        self._held = None if is_url(path) else hold(path)
         self._values: dict[int, Value] = {}
         self._tensors: dict[int, dict[str, ManifestTensor]] = {}
         self._by_path: dict[str, ManifestTensor] | None = None
@@ -204,7 +212,7 @@ class Stored:
     def _change(self) -> str | None:
         """Says what has become of the manifest since it was read; None if it is there, or can't be read."""
         try:
-            return None if load_manifest(self.path).id == self.manifest.id else "overwritten"
+            return None if load_manifest(self.path, self.options).id == self.manifest.id else "overwritten"
         except NotAStoreError:
             return "removed"
         except MemstoreError:
@@ -228,6 +236,25 @@ class Stored:
             yield
         except CorruptionError as error:
             raise self.damaged(f"the value {key!r:.100}: {error.detail}") from error
+
+
+def open_first(paths: Sequence[str], options: Mapping[str, Any] | None = None) -> Stored:
+    """Opens the first of several folders, or URLs, that has a snapshot whose manifest can be read.
+
+    Args:
+        options: for a bucket.
+
+    Raises:
+        NotAStoreError, CorruptionError: of the last one, if none has.
+    """
+    for path in paths[:-1]:
+        try:
+            return Stored(path, options=options)
+        except NotAStoreError:
+            continue
+        except CorruptionError as error:
+            _log.warning("%s: the next tier, %s, is used", error, paths[-1])
+    return Stored(paths[-1], options=options)
 
 
 # --- Entries and leaves, by path -------------------------------------------------------------------------------------
@@ -415,7 +442,7 @@ def find_leaf(stored: Stored, path: str, *, allow_pickle: bool) -> SnapshotLeaf:
 # --- Verification of a snapshot: its manifest, the headers of its files, and all their bytes -------------------------
 
 
-def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> None:
+def verify(stored: Stored, progress: Progress | bool | None, *, allow_pickle: bool) -> None:
     """Reads all files, and compares them with their checksums and the manifest; see `Snapshot.verify`."""
     for rank in range(stored.manifest.world_size):
         for value in stored.values(rank):
@@ -437,19 +464,24 @@ def verify(stored: Stored, progress: Progress | None, *, allow_pickle: bool) -> 
 
 def _check_header(stored: Stored, file: ManifestFile, boxes: Sequence[tuple[ManifestTensor, ManifestBox]]) -> None:
     """Checks that the header that others read has the same ranges as the manifest has boxes in the file."""
-    try:
-        head = _bytes(stored, file, 0, min(8, file.size))
-        start = header_size(head, file.size)
-        _, values = split_header(_bytes(stored, file, 8, start - 8))
-        entries = read_tensors(values, file.size - start)
-    except CorruptionError as error:
-        raise stored.damaged_file(file.name, error.detail) from error
+    start, entries = read_header(stored, file)
     there = {(start + entry.data_offsets[0], start + entry.data_offsets[1]): entry for entry in entries.values()}
     for tensor, box in boxes:
         entry = there.get((box.offset, box.offset + box.nbytes))
         dtype = None if entry is None else TORCH_DTYPES[entry.dtype]
         if entry is None or (dtype == tensor.dtype and entry.shape != box.shape):
             raise stored.damaged_file(file.name, f"its header doesn't have {tensor.path!r:.100} where it is")
+
+
+def read_header(stored: Stored, file: ManifestFile) -> tuple[int, Mapping[str, HeaderEntry]]:
+    """Returns where the data of a file starts, and the entries of its header by name. Raises CorruptionError."""
+    try:
+        head = _bytes(stored, file, 0, min(8, file.size))
+        start = header_size(head, file.size)
+        _, values = split_header(_bytes(stored, file, 8, start - 8))
+        return start, read_tensors(values, file.size - start)
+    except CorruptionError as error:
+        raise stored.damaged_file(file.name, error.detail) from error
 
 
 def _bytes(stored: Stored, file: ManifestFile, offset: int, size: int) -> bytes:

@@ -30,9 +30,11 @@ from memstore import errors
 from memstore._parsing import UNDECODABLE
 from memstore.engine import SharedMemory, syscalls
 from memstore.errors import MemstoreError, ResourceLimitError, StoreTimeoutError, UnknownOutcomeError
-from memstore.snapshot.chunks import FilePart
+from memstore.snapshot.buckets import VARIABLES, is_url
+from memstore.snapshot.chunks import FilePart, PieceSums
+from memstore.snapshot.objects import storage_at
 from memstore.snapshot.publishing import finish_part
-from memstore.snapshot.storage import FileStorage, hold
+from memstore.snapshot.storage import hold
 
 # --- The trainer's side ----------------------------------------------------------------------------------------------
 # The trainer's side: starts a writer when there is a job and none runs, sends it jobs, and hears of their outcomes.
@@ -293,28 +295,50 @@ def _teller(channel: socket.socket, job: WriteJob) -> Callable[[int], None]:
 
 def _carry_out(job: WriteJob, memory: SharedMemory, done: Callable[[int], None] | None) -> WriteOutcome:
     try:
-        with hold(os.fsdecode(job.folder)) or contextlib.nullcontext():  # the trainer holds it too, but may die
-            return WriteOutcome(job.number, _write_all(job, memory.bytes, done))
+        folder = os.fsdecode(job.folder)
+        if is_url(folder):
+            for name in [name for name in os.environ if name.startswith(VARIABLES)]:
+                del os.environ[name]
+            os.environ.update(job.variables)
+        held = None if is_url(folder) else hold(folder)
+        with held or contextlib.nullcontext():  # the trainer holds it too, but may die
+            return WriteOutcome(job.number, write_all(job, memory.bytes, done))
     except Exception as error:  # of any kind: whoever waits in the trainer raises it
         return WriteOutcome(job.number, failure=failure_of(error))
 
 
-def _write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | None) -> bytes:
-    storage = FileStorage(os.fsdecode(job.folder))
+def write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | None) -> bytes:
+    """Makes the files of a job, and its part. Returns what `finish_part` does."""
+    storage = storage_at(os.fsdecode(job.folder), job.options)
     sums: dict[str, bytes] = {}
+    pieces: dict[str, PieceSums] = {}
     try:
         for file in job.files:
-            parts = _parts_of(file, staged)
+            parts, own = _parts_of(file, staged), pieces.setdefault(file.name, {})
             sums[file.name] = storage.write(
-                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done
+                file.name, file.size, parts, durable=job.durable, checksum=job.checksum, done=done, pieces=own
             )
     except BaseException:
-        for name in sums:
+        for name in () if storage.is_remote else sums:
             with contextlib.suppress(OSError):  # the first error is the one to tell
                 storage.remove(name)
         raise
     # From here on the files stay if something fails: others may count on them already.
-    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable)
+    return b"" if job.part is None else finish_part(storage, job.part, sums, job.durable, pieces)
+
+
+def write_here(job: WriteJob, staged: memoryview, pending: PendingWrite) -> None:
+    """Carries a job out in a thread of this process, for storage that other processes don't have. Returns at once."""
+
+    def carry_out() -> None:
+        try:
+            outcome = WriteOutcome(job.number, write_all(job, staged, pending.advance if job.told else None))
+        except Exception as error:  # of any kind: whoever waits raises it
+            outcome = WriteOutcome(job.number, failure=failure_of(error))
+        pending.settle(outcome)
+
+    pending.writer = os.getpid()
+    threading.Thread(target=carry_out, name="memstore: a snapshot in memory", daemon=True).start()
 
 
 def _parts_of(file: StagedFile, staged: memoryview) -> list[FilePart]:
@@ -365,6 +389,8 @@ class WriteJob(msgspec.Struct, frozen=True):
         part: of the rank, encoded, where its files are a part of a snapshot; `finish_part` follows then.
         durable, checksum: as `FileStorage.write` has them.
         told: whether the trainer wants to hear how it advances.
+        options: for a bucket, where `folder` is a URL.
+        variables: of the trainer's environment, for the same: it may have renewed its credentials.
     """
 
     number: int
@@ -374,6 +400,8 @@ class WriteJob(msgspec.Struct, frozen=True):
     durable: bool
     checksum: bool
     told: bool = False
+    options: dict[str, Any] | None = None
+    variables: dict[str, str] = {}
 
 
 class WriteFailure(msgspec.Struct, frozen=True):
@@ -495,6 +523,8 @@ def error_of(failure: WriteFailure) -> Exception:
     kind = getattr(errors, failure.kind, None) if failure.kind else None
     if not (isinstance(kind, type) and issubclass(kind, errors.MemstoreError)):
         return errors.MemstoreError(failure.message)
+    if issubclass(kind, errors.StorageError):
+        return kind(failure.message, code=failure.code, path=failure.path)
     if issubclass(kind, errors.StoreFullError | errors.ResourceLimitError):
         return kind(failure.message, code=failure.code)
     if issubclass(kind, errors.CorruptionError):

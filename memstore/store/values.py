@@ -30,7 +30,7 @@ from memstore._arguments import encode_key
 from memstore._info import EntryInfo, LeafInfo, ShardInfo
 from memstore._parsing import UNDECODABLE
 from memstore._threads import between_forks
-from memstore._wording import an_instance
+from memstore._wording import an_instance, refuse_url
 from memstore.engine import (
     MISFIT,
     CatalogCrowded,
@@ -372,6 +372,7 @@ def attach_files(
 
 def content_in_place(key: str, path: str | os.PathLike[str], format: Format | None, *, allow_pickle: bool) -> Content:
     """Returns what a store says of files that it serves where they are. Raises what `Store.attach` raises."""
+    refuse_url(path, "attach", "memstore put, or store.put(key, memstore.Snapshot(url).view()), copies what is there")
     with between_forks():
         if _is_of_snapshot(path, format):
             from memstore.snapshot import describe_snapshot as describe_files

@@ -567,6 +567,8 @@ def own_leaf(leaf: LazyTensor, sources: dict[Source, Source | None]) -> torch.Te
             if source is not None:
                 own = LeafBytes(source, stored.offset, stored.nbytes, stored.checksum, stored.start)
                 values = own.tensor(leaf.shown)
+                if source.absent is not None:
+                    source.bring(values)
                 own.use(0)  # compares it with its checksum, if it has one
                 values.untyped_storage()._memstore_mapping = source.mapping  # type: ignore[attr-defined]
                 return values

@@ -119,7 +119,7 @@ def _die_while_its_writer_writes(wire: Wire, root: str) -> None:
     manager.wait()
     large = state(2) | {"large": StateDict(x=torch.zeros(128 << 20, dtype=torch.uint8))}
     assert manager.save(2, large)
-    wire.send(manager._running.pending._take._write.writer)  # type: ignore[union-attr] # pyright: ignore
+    wire.send(manager._running.pending._take._tiers[0]._write.writer)  # type: ignore[union-attr] # pyright: ignore
     wire.receive()
 
 

@@ -176,8 +176,8 @@ def test_arguments_that_cannot_be_meant(root: str, options: dict[str, Any], erro
 
 
 def test_calls_that_cannot_be_meant(root: str) -> None:
-    with pytest.raises(ValueError, match="no storage 's3'"):
-        CheckpointManager("s3://bucket/run")
+    with pytest.raises(ValueError, match="no storage 'hdfs'"):
+        CheckpointManager("hdfs://bucket/run")
     memstore.open(f"{root}-store").close()
     with pytest.raises(memstore.AlreadyExistsError, match="is a store"):
         save(plain(f"{root}-store"), 1)

@@ -53,6 +53,7 @@ def check_whats_left(path: str) -> None:
     assert number_in(path) == 2.0
     os.remove(mine)
     with open(f"{path}/{MANIFEST}", "rb") as file:
-        named = {entry["name"] for entry in json.loads(file.read())["files"]}
+        manifest = json.loads(file.read())
+    named = {entry["name"] for entry in manifest["files"]} | {f"memstore_snapshot.{manifest['id']}.sums"}
     index = {name for name in os.listdir(path) if name.endswith("index.json")}
     assert set(os.listdir(path)) == named | {MANIFEST} | index

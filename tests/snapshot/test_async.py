@@ -138,7 +138,7 @@ def _rotated_before_it_waits(rank: int, path: str) -> str:
         shutil.rmtree(path)
         torch.distributed.barrier()
         return ""
-    waiting._take._write.wait(60)
+    waiting._take._tiers[0]._write.wait(60)
     torch.distributed.barrier()
     torch.distributed.barrier()
     assert waiting.done()
@@ -217,7 +217,7 @@ def _one_never_comes(rank: int, path: str) -> str:
     if waiting is None:
         _stage_and_die(path, rank)
         return ""
-    waiting._take._write.wait(60)
+    waiting._take._tiers[0]._write.wait(60)
     try:
         waiting.wait(0.1)
     except memstore.StoreTimeoutError as error:
@@ -245,7 +245,7 @@ def test_a_rank_that_died_before_its_writer_had_the_bytes_is_named(path: str) ->
 def _kill_the_writer(wire: Wire, path: str) -> str:
     waiting = Snapshot.async_take(f"{path}1", state_of(1.0))
     waiting.wait(60)
-    writer = waiting._take._write.writer
+    writer = waiting._take._tiers[0]._write.writer
     os.kill(writer, signal.SIGSTOP)
     waiting = Snapshot.async_take(f"{path}2", state_of(2.0))
     with pytest.raises(memstore.StoreTimeoutError):

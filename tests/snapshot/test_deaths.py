@@ -138,7 +138,7 @@ def _take_in_the_middle(path: str) -> str:
 def test_a_take_that_is_late_by_a_step_loses_and_leaves_nothing(path: str) -> None:
     assert "was first" in in_child(_take_in_the_middle, path)
     assert number_in(path) == 2.0
-    assert len(os.listdir(path)) == 4, os.listdir(path)  # two files, the index, the manifest
+    assert len(os.listdir(path)) == 5, os.listdir(path)  # two files, the index, the manifest, the sums of boxes
 
 
 def test_files_that_are_there_already_are_neither_written_over_nor_removed(path: str) -> None:
@@ -164,7 +164,7 @@ def test_a_users_file_that_is_called_as_a_takes_stays(path: str) -> None:
     assert len([name for name in os.listdir(path) if name.endswith(".safetensors")]) > 2
     take(path, 2.0)
     assert number_in(path) == 2.0
-    left = {name for name in os.listdir(path) if not name.endswith(".json")}
+    left = {name for name in os.listdir(path) if not name.endswith((".json", ".sums"))}
     assert set(theirs) < left and len(left) == 4, left
 
 

@@ -372,7 +372,7 @@ def take_as_ranks(path: str, state_dicts: Sequence[Any]) -> None:
     )
     parts = []
     for rank, (state, tensors, shared) in enumerate(walked):
-        part, files = draft(take, rank, [state], tensors, shared, shares, Naming(None, ""))
+        part, files, _ = draft(take, rank, [state], tensors, shared, shares, Naming(None, ""))
         written = tuple(file.write(storage, durable=False, checksum=True) for file in files)
         parts.append(msgspec.structs.replace(part, files=written))
     publish(storage, parts)

@@ -242,7 +242,8 @@ def test_the_random_state_is_restored_last_and_left_alone_by_a_take(path: str) -
 def test_the_path_may_be_an_empty_folder_or_a_pathlib_one(tmp_path: Path) -> None:
     Snapshot.take(tmp_path, {"state": StateDict(x=torch.arange(3))})
     assert Snapshot(tmp_path).read_object("0/state/x").tolist() == [0, 1, 2]
-    assert sorted(os.listdir(tmp_path)) == ["memstore_snapshot.json", "state.safetensors"]
+    names = [name for name in sorted(os.listdir(tmp_path)) if not name.endswith(".sums")]
+    assert names == ["memstore_snapshot.json", "state.safetensors"]
 
 
 @pytest.mark.parametrize("left", [0, 400])

@@ -335,7 +335,7 @@ def serve_and_die(wire: Wire, channel: socket.socket, parents: socket.socket, nu
         writer.serve(channel, 60.0)
 
 
-def publish_sums(storage: FileStorage, text: bytes, sums: Mapping[str, bytes], durable: bool) -> bytes:
+def publish_sums(storage: FileStorage, text: bytes, sums: Mapping[str, bytes], durable: bool, pieces: object) -> bytes:
     """A last step, as a snapshot's."""
     assert all(len(found) == 8 for found in sums.values()) and durable
     storage.publish(text.decode(), b"".join(sums.values()), durable=durable)

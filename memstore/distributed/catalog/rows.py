@@ -24,6 +24,7 @@ from memstore.distributed.rules import (
     NoSession,
     Ownership,
     Place,
+    Remembered,
     Standing,
 )
 from memstore.engine import (
@@ -222,7 +223,20 @@ class _KeptCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 Keepers = tuple[tuple[bytes, int], ...]
-_kinds = (Backup, Copy, Entry, Grant, KeptGroup, LastCall, LeavingGroup, Ownership, Standing, _KeptCall, _Lent)
+_kinds = (
+    Backup,
+    Copy,
+    Entry,
+    Grant,
+    KeptGroup,
+    LastCall,
+    LeavingGroup,
+    Ownership,
+    Remembered,
+    Standing,
+    _KeptCall,
+    _Lent,
+)
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _kinds}
 
 

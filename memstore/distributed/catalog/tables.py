@@ -37,6 +37,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Remembered,
     Standing,
     dispose,
     passing_over,
@@ -72,6 +73,7 @@ _A_PAGE = 1024  # rows
 _LANES = 256
 _LANE = 1  # byte
 _DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
+_HOLDS, _GOES_ON = b"\1", b"\0"  # bodies of rows of `lacking`
 _LENT_VERSION = 0  # in the header of a segment whose version another host assigns, or that is a copy
 
 
@@ -204,7 +206,9 @@ class CatalogTables:
         old = self.standing()
         self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
+        before = None if old is None else (old.is_joining, old.roster.policies)
+        is_other = before != (standing.is_joining, standing.roster.policies)
+        if is_other or standing.is_removed or standing.is_sealed:
             self._change_membership()
 
     def membership(self) -> int:
@@ -593,6 +597,9 @@ class CatalogTables:
         elif self._transaction.row(tables.KEEPERS, key) is not None:
             self._delete(tables.KEEPERS, key)
 
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
+        return self._readable(tables.KEEPERS, lambda key, stored: keepers_of(tables.body_of(key, stored)), limit, after)
+
     def is_unnoted(self, key: bytes) -> bool:
         return self._transaction.row(tables.UNNOTED, key) is not None
 
@@ -607,6 +614,42 @@ class CatalogTables:
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.UNNOTED, b"", limit, after)]
 
+    def lacking(self, key: bytes) -> bool | None:
+        """Returns whether notes wait for a replica of a key; None: it lacks none. A damaged row holds up nothing."""
+        try:
+            said = tables.read_body(self._transaction, tables.LACKING, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return False
+        return None if said is None else said == _HOLDS
+
+    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+        if holds is not None:
+            self._put(tables.LACKING, key, _HOLDS if holds else _GOES_ON, adds=True)
+        elif self._transaction.row(tables.LACKING, key) is not None:
+            self._delete(tables.LACKING, key)
+
+    def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
+
+    def replica(self, key: bytes) -> tuple[bytes, int] | None:
+        """Returns a host that has said that it has a replica, and of which version. None, too, of a damaged row."""
+        try:
+            said = tables.read_body(self._transaction, tables.REPLICAS, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            said = None
+        return None if said is None else (said[tables.NUMBER_SIZE :], int.from_bytes(said[: tables.NUMBER_SIZE], "big"))
+
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None:
+        if replica is not None:
+            self._put(tables.REPLICAS, key, tables.pack_number(replica[1]) + replica[0], adds=True)
+        elif self._transaction.row(tables.REPLICAS, key) is not None:
+            self._delete(tables.REPLICAS, key)
+
+    def count_lacking(self) -> int:
+        return self._transaction.count(tables.LACKING)
+
     def note_lost(self, name: bytes, who: str) -> None:
         check_encoded(name)
         self._put(tables.LOST, name, who.encode(errors="replace"))
@@ -618,6 +661,48 @@ class CatalogTables:
         return self._readable(
             tables.LOST, lambda key, stored: tables.body_of(key, stored).decode(errors="replace"), limit
         )
+
+    def drop_lost(self, name: bytes, who: str) -> None:
+        try:
+            said = tables.read_body(self._transaction, tables.LOST, name)
+        except CorruptionError:
+            said = None
+        if said is not None and (not who or said.decode(errors="replace") == who):
+            self._delete(tables.LOST, name)
+
+    # --- keys that aren't there any more ------------------------------------------------------------------------------
+
+    def remembers(self) -> bool:
+        return self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None
+
+    def put_remembers(self, remembers: bool) -> None:
+        if remembers:
+            self._put(tables.REMEMBERED, tables.REMEMBERS, b"")
+        elif self._transaction.row(tables.REMEMBERED, tables.REMEMBERS) is not None:
+            self._delete(tables.REMEMBERED, tables.REMEMBERS)
+
+    def remembered(self, key: bytes) -> Remembered | None:
+        try:
+            said = tables.read_body(self._transaction, tables.REMEMBERED, key)
+            return None if said is None else decode(Remembered, said)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return Remembered()
+
+    def put_remembered(self, key: bytes, row: Remembered) -> None:
+        check_encoded(key)
+        self._put(tables.REMEMBERED, key, row)  # also where there is no room: it is written for a deletion
+
+    def forget(self, key: bytes) -> None:
+        if self._transaction.row(tables.REMEMBERED, key) is not None:
+            self._delete(tables.REMEMBERED, key)
+
+    def all_remembered(self, limit: int) -> list[bytes]:
+        rows = self._transaction.rows_with(tables.REMEMBERED, b"", limit + 1)
+        return [key for key, _ in rows if key != tables.REMEMBERS][:limit]
+
+    def count_remembered(self) -> int:
+        return self._transaction.count(tables.REMEMBERED)
 
     # --- segments of other hosts that are to be told ------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ elsewhere  the engine's `Elsewhere`: what a root asks, by the rules; bytes of en
 
 from __future__ import annotations
 
+from memstore.distributed.client.driving import drive
 from memstore.distributed.client.elsewhere import open_elsewhere
 
-__all__ = ["open_elsewhere"]
+__all__ = ["drive", "open_elsewhere"]

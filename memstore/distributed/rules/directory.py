@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, is_outdated, is_pending
+from memstore.distributed.rules.recovery import NotRecovered, forget_replica, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -99,7 +99,9 @@ def owner_row(tables: Tables, roster: Roster, group: bytes) -> Ownership | None:
         heir = roster.departed_of(row.owner)
         if heir is None or not heir.is_ready:
             return None
-        return give(tables, roster, group, heir.heir, row.grant.number, since=row.first, recovered=roster.epoch)
+        former = row.owner if roster.may_return(row.owner) else None
+        number, first = row.grant.number, row.first
+        return give(tables, roster, group, heir.heir, number, None, first, former, recovered=roster.epoch)
     return give(tables, roster, group, row.giver, row.grant.after)
 
 
@@ -133,6 +135,7 @@ class Directory:
         rival: a later term that a member has promised to wait for, and since when that is known.
         is_over: another member is the seed, by what others said.
         new_holder: a member with `is_owner` False that has to own a group: the roster must say so before.
+        away_since: when removed members that may come back were first seen to be away.
         newcomers: roots whose groups are noted, by id. Who is in it has each row that was written for it in that try.
     """
 
@@ -152,6 +155,7 @@ class Directory:
         self.is_over = False
         self.new_holder: bytes | None = None
         self.newcomers: dict[bytes, Newcomer] = {}
+        self.away_since: dict[bytes, int] = {}
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0
@@ -239,11 +243,14 @@ class Directory:
         self, tables: Tables, roster: Roster, groups: Sequence[bytes], member: bytes, epoch: int | None = None
     ) -> list[Ownership]:
         """Writes rows of groups that no member owns. A newcomer that they were noted for doesn't have them any more."""
+        formers: dict[bytes, bytes] = {}
         for group in groups:
             row = tables.ownership(group)
             if row is not None and row.owner != member:
                 self.lose(row)
-        return _write(tables, roster, groups, member, Grant(0, epoch or roster.epoch, 0))
+            if row is not None and roster.may_return(row.owner):
+                formers[group] = row.owner
+        return _write(tables, roster, groups, member, Grant(0, epoch or roster.epoch, 0), formers=formers)
 
     def lose(self, row: Ownership) -> None:
         """Notes that a row goes. The newcomer that it was written for doesn't have all of its rows any more."""
@@ -273,7 +280,7 @@ class Directory:
         for group, refused in zip(request.groups, request.refused, strict=True):
             row = owner_row(tables, roster, group)
             if row is not None and row.grant.number == refused:  # its owner has forgotten it, and still is the owner
-                row = give(tables, roster, group, row.owner, row.grant.after, row.giver, row.first)
+                row = give(tables, roster, group, row.owner, row.grant.after, row.giver, row.first, row.former)
             rows.append(row)
         return rows
 
@@ -293,7 +300,7 @@ class Directory:
             if request.taker != request.giver and _may_own(roster, request.taker):
                 row = give(tables, roster, request.group, request.taker, request.of, request.giver)
             else:  # it stays, by a grant which tells a taker that what it keeps was never handed over to the end
-                row = give(tables, roster, request.group, request.giver, request.of, since=row.first)
+                row = give(tables, roster, request.group, request.giver, request.of, None, row.first, row.former)
         return [row]
 
     def _inherited(self, tables: Tables, standing: Standing, request: Inherit) -> Answer:
@@ -373,12 +380,15 @@ def give(
     after: int = 0,
     giver: bytes | None = None,
     since: int = 0,
+    former: bytes | None = None,
     recovered: int = 0,
 ) -> Ownership:
     """Writes a row with a new grant. What was recovered before stays so."""
     before = tables.ownership(group)
     recovered = max(recovered, before.grant.recovered if before else 0)
-    return _write(tables, roster, [group], member, Grant(0, roster.epoch, after, recovered), giver, since)[0]
+    formers = {} if former is None else {group: former}
+    grant = Grant(0, roster.epoch, after, recovered)
+    return _write(tables, roster, [group], member, grant, giver, since, formers)[0]
 
 
 def _write(
@@ -389,11 +399,19 @@ def _write(
     like: Grant,
     giver: bytes | None = None,
     since: int = 0,
+    formers: Mapping[bytes, bytes] | None = None,
 ) -> list[Ownership]:
     """Writes a row for each group. Their grants are like this one, but for its number."""
     last = max(tables.granted, roster.term << TERM_BITS)
     rows = [
-        Ownership(group, member, Grant(number, like.epoch, like.after, like.recovered), giver, since)
+        Ownership(
+            group,
+            member,
+            Grant(number, like.epoch, like.after, like.recovered),
+            giver,
+            since,
+            (formers or {}).get(group),
+        )
         for number, group in enumerate(groups, last + 1)
     ]
     for row in rows:
@@ -621,6 +639,9 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
         if entry is None:
             continue
         tables.delete_record(key)
+        tables.put_keepers(key, ())  # they count no more; if the group comes back, nobody has kept them up to date
+        tables.put_unnoted(key, False)
+        forget_replica(tables, key)
         for place in entry.places:
             if place.host == standing.member:
                 with passing_over(tables, key):

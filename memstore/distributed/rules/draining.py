@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, is_here
-from memstore.distributed.rules.recovery import forget_keepers
+from memstore.distributed.rules.recovery import forget_keepers, noted
 from memstore.distributed.rules.roster import adopt, leave
 from memstore.distributed.rules.steps import (
     LeavingGroup,
@@ -92,13 +92,14 @@ class Leaver:
     Attributes:
         trouble: of the last pass; None: it goes on.
         has_marked: the last pass has begun hand-overs.
+        brings_back: this host has not brought back yet all that a removed one had: see `returning.py`.
         refused: by group, why its taker can't keep what it is given: see `directory.go_on`.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self.trouble: Trouble | None = None
-        self.has_marked = False
+        self.has_marked = self.brings_back = False
         self.refused: dict[bytes, Failed] = {}
         self._round = 0
         self._since: dict[bytes, int] = {}  # when a group was marked, or its attempts were found
@@ -126,6 +127,9 @@ class Leaver:
         return True
 
     def _give_bytes(self, standing: Standing, found: list[Trouble]) -> Steps[None]:
+        if self.brings_back:
+            found.append(Trouble(Failed("NotServedError", "it still brings back what a removed host had")))
+            return
         self._round = self._round or self._clock()
         if not (yield from self._are_taken(standing, found)):
             return
@@ -308,6 +312,26 @@ def _leave(standing: Standing, found: list[Trouble]) -> Steps[None]:
         found.append(Trouble(Failed("NotServedError", answer.why), standing.seed))
     elif answer is None:
         found.append(_silent(standing.seed))
+
+
+# --- what is left -----------------------------------------------------------------------------------------------------
+
+
+def forget_gone() -> Steps[None]:
+    """Forgets which members that are gone keep versions of this host's keys: nobody asks them any more."""
+    after: bytes = b""
+    while page := (yield from view(lambda tables, start=after: tables.all_keepers(start, ROWS_LIMIT))):
+        after = page[-1][0]
+        ids = (yield from view(own_standing)).roster.ids
+        stale = [key for key, rows in page if not ids.issuperset(host for host, _ in rows)]
+        for first in range(0, len(stale), PORTION):
+            yield from transact(lambda tables, some=stale[first : first + PORTION]: _forget_keepers(tables, some))
+            yield from pause(directory.BETWEEN)
+
+
+def _forget_keepers(tables: Tables, keys: Sequence[bytes]) -> None:
+    for key in keys:
+        noted(tables, b"", [(key, 0)])
 
 
 # --- the others -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,19 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from memstore.distributed.rules import directory, draining, fence, owning, promotion, recovery, roster, sharded
+from memstore.distributed.rules import (
+    directory,
+    draining,
+    fence,
+    owning,
+    promotion,
+    recovery,
+    remembering,
+    replicas,
+    returning,
+    roster,
+    sharded,
+)
 from memstore.distributed.rules.client import failed_of
 from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
@@ -20,6 +32,7 @@ from memstore.distributed.rules.messages import (
     AskSilence,
     BringGroups,
     Brought,
+    CameBack,
     ClaimGroups,
     Close,
     Commit,
@@ -50,9 +63,11 @@ from memstore.distributed.rules.messages import (
     Named,
     Note,
     Obey,
+    Offer,
     Open,
     Opened,
     Place,
+    Policy,
     Prepare,
     Promise,
     Publish,
@@ -61,10 +76,14 @@ from memstore.distributed.rules.messages import (
     Release,
     Remove,
     Renew,
+    Replicate,
     Request,
     Resolve,
+    Return,
+    Returns,
     Roster,
     Serve,
+    SetPolicy,
     Silence,
     Stale,
     Standing,
@@ -75,7 +94,7 @@ from memstore.distributed.rules.messages import (
     WatchGroup,
     group_of,
 )
-from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, transact, view
 from memstore.engine import attempts
 from memstore.errors import CorruptionError
 
@@ -110,7 +129,9 @@ class Index:
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
+        was_member: the seed has said so since this process was started.
         leaver: this host, as one that is drained.
+        returns: what it brings back, of each removed root that was served here before.
     """
 
     def __init__(
@@ -137,6 +158,7 @@ class Index:
         self._audit = owning.Audit(clock)
         self._sessions = owning.Sessions(clock)
         self.refusal: Refused | None = None
+        self.was_member = False
         self._watch = fence.SeedWatch(clock, promote_after)
         self._lease = lease or fence.Lease(clock, [0])
         self._leases = fence.Leases(clock, remove_after)
@@ -144,8 +166,11 @@ class Index:
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
-        self._swept: int | None = None  # `losses` when it last looked for records whose bytes are gone
-        self._stale: int | None = None  # the same, for backups that don't count any more
+        self.returns: list[returning.Returns] = []
+        self.replicas = replicas.Replicas(clock)
+        self._untold: set[bytes] = set()  # keepers that gave no answer when they were to be told of a put
+        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._stale: tuple[int, int] | None = None  # the same, for backups that don't count any more; and the epoch
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -187,6 +212,10 @@ class Index:
                 keys = [change.key for change in request.changes]
                 return self._once_noted(tables, keys, owning.commit(tables, standing, request), request.keeper)
             case Note():
+                for key, upto in request.rows:
+                    backup = tables.backup(key)
+                    if backup is not None and backup.version <= upto:
+                        self._audit.look_again(backup.places)  # of its bytes nobody else may say that they can go
                 return recovery.take_note(tables, request)
             case Keep():
                 refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
@@ -194,6 +223,11 @@ class Index:
             case Lost():
                 recovery.note_lost(tables, request.who, request.names)
                 return Done()
+            case CameBack():
+                returning.take_word(tables, request)
+                return Done()
+            case Offer():
+                return returning.answer_offer(tables, standing, request)
             case FindBackups():
                 return recovery.find_backups(tables, standing, request)
             case Named():
@@ -230,6 +264,8 @@ class Index:
                 return self._leases.answer(standing, self.seed, request)
             case AskSilence():
                 return self._watch.answer(standing, request)
+            case Replicate():
+                return Later()  # it takes steps: see `replicate`
             case _:
                 return self._answer_of_roster(tables, standing, request)
 
@@ -237,9 +273,11 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return | SetPolicy,
     ) -> Answer:
         match request:
+            case SetPolicy():
+                return roster.set_policy(tables, standing, self.seed, request)
             case Ask():
                 return roster.answer_ask(tables, standing, self.seed, request)
             case Remove():
@@ -250,6 +288,8 @@ class Index:
                 return roster.finish(tables, standing, self.seed, request)
             case Recovered():
                 return roster.recovered(tables, standing, self.seed, request)
+            case Return():
+                return returning.answer_return(tables, standing, self.seed, request)
             case Mirror():
                 return directory.take_mirror(tables, standing, request)
             case Promise():
@@ -301,9 +341,9 @@ class Index:
                 return isinstance(answer, Later) and request.milliseconds > 0
             case ClaimGroups() | FindOwners() | HandOver():
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
-            case Remove() | Drain() | Finish() | BringGroups():
+            case Remove() | Drain() | Finish() | BringGroups() | SetPolicy():
                 return isinstance(answer, Later)
-            case Inherit() | Recovered():
+            case Inherit() | Recovered() | Return():
                 return isinstance(answer, Later)
             case Commit() | Publish():
                 return isinstance(answer, Unnoted)
@@ -367,6 +407,8 @@ class Index:
         answer = yield from send(seed or self._addresses[0], request)
         if standing is not None and answer is not None:
             self._watch.hear(standing)
+            says_so = isinstance(answer, IsRoster) and standing.member in answer.roster.ids
+            self.was_member = self.was_member or says_so or isinstance(answer, Done)
         if answer is None and standing is not None and seed is not None:
             # Whoever answers at its address now is told where it belongs: a root that came back empty, perhaps.
             yield from send(seed.address, Meet(self.member, standing.roster))
@@ -497,13 +539,65 @@ class Index:
         is_heir = yield from self.recovery.run()
         if standing.is_joining:
             yield from roster.finish_joining(standing)
-        elif self._swept != standing.losses:
+        elif self._swept != (standing.losses, standing.roster.returns):
             yield from roster.drop_lost(self.seed)
-            self._swept = standing.losses
-        elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
-            self._stale = standing.losses
+            yield from draining.forget_gone()
+            self._swept = standing.losses, standing.roster.returns
+        elif (
+            self._stale != _stale_at(standing)
+            and not standing.roster.departed
+            and (yield from recovery.drop_stale(self._audit.look_again))
+        ):
+            self._stale = _stale_at(standing)
+        yield from remembering.forget_all()
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
+
+    def bring_back(self, root: returning.FormerRoot, take: returning.Take) -> None:
+        """Has `return_all` bring back what a removed root had that was served here before."""
+        self.returns.append(returning.Returns(root, take))
+
+    def return_all(self) -> Steps[bool]:
+        """Brings back what may come back. Returns whether there is more to do."""
+        for one in self.returns:
+            if not one.is_over and not (yield from one.run()):
+                return True
+        return False
+
+    # --- replicas -----------------------------------------------------------------------------------------------------
+
+    def is_copied_first(self, tables: Tables, request: Request) -> bool:
+        """Returns whether a request is answered by `commit_copied`."""
+        return isinstance(request, Commit) and replicas.is_copied_first(tables.standing(), request)
+
+    def commit_copied(self, request: Commit, fetch: replicas.Fetch) -> Steps[Answer]:
+        answer = yield from replicas.commit_copied(request, fetch)
+        keys = [change.key for change in request.changes]
+        return (yield from view(lambda tables: self._once_noted(tables, keys, answer)))
+
+    def replicate(self, request: Replicate, fetch: replicas.Fetch) -> Steps[Answer]:
+        """Answers a host that wants this one to have replicas, or has some of what this one owns."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or self._lease.is_over:
+            return Later()
+        if request.owner == standing.member:
+            return (yield from replicas.hold(request, fetch, self.replicas.silent, self._untold))
+        return (yield from replicas.keep_replicas(request, fetch))
+
+    def fill_up(self, fetch: replicas.Fetch) -> Steps[bool]:
+        """Has other hosts keep what lacks a replica. Returns whether some is left."""
+        return (yield from self.replicas.run(fetch))
+
+    def state_policy(self, policy: Policy, *, drops: bool = False) -> Steps[Answer | None]:
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None:
+            return None
+        request = SetPolicy(policy, drops)
+        if standing.is_seed:
+            return (
+                yield from transact(lambda tables: roster.set_policy(tables, own_standing(tables), self.seed, request))
+            )
+        return (yield from send(standing.seed, request))
 
     def note(self) -> Steps[bool]:
         return (yield from self.notes.run())
@@ -512,6 +606,7 @@ class Index:
         return (yield from directory.go_on(self.leaver.refused))
 
     def drain(self) -> Steps[bool]:
+        self.leaver.brings_back = not all(one.is_over for one in self.returns)
         return (yield from self.leaver.run())
 
     def take_over(self, take: draining.Take) -> Steps[bool]:
@@ -528,6 +623,7 @@ class Index:
             yield from transact(lambda tables: roster.change_oneself(tables, self.seed, self.member, moved=self._moved))
         yield from promotion.rebuild(self.seed)
         yield from promotion.appoint(self.seed)
+        yield from returning.give_up(self.seed)
 
     def beat(self) -> Steps[None]:
         """Asks the seed whether it is there, and renews this host's lease."""
@@ -577,3 +673,8 @@ class Index:
             connected: sessions that have a connection, or had one since this was last called.
         """
         return (yield from self._sessions.run(connected))
+
+
+def _stale_at(standing: Standing) -> tuple[int, int]:
+    """Returns when backups are to be looked through: after a loss; with replicas also after a hand-over, an epoch."""
+    return standing.losses, standing.roster.epoch if standing.roster.policies else 0

@@ -21,6 +21,7 @@ CALL_BYTES_LIMIT = 120 << 20  # of the changes of one call: a message has 128 Mi
 BATCH_LIMIT = 1 << 16  # keys of a call, which is one message, of one moment
 KEY_LIMIT = 500  # bytes
 LANES = 256
+POLICIES_LIMIT = 256
 LONGEST_WAIT = 10_000  # milliseconds that a host keeps a question
 EPOCH_BITS = 40  # versions that are assigned under a grant are above `epoch << EPOCH_BITS`
 MOST_EPOCHS = 1 << 22  # that a root which joins may have seen: as many are left, of the numbers below 2^63
@@ -95,6 +96,25 @@ class Departed(msgspec.Struct, frozen=True, array_like=True):
     is_ready: bool = False
 
 
+Returns = tuple[tuple[bytes, bytes], ...]
+
+
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """How many hosts are to have the values of a group: see `replicas.py`.
+
+    Attributes:
+        group: None: every group that has no policy of its own.
+        replicas: hosts that have each value, its owner among them: 1 or 2.
+        is_async: a put returns before the second host has its value.
+        fails: a put that finds no second host fails; else it goes on, and says so.
+    """
+
+    group: Group | None
+    replicas: Annotated[int, Meta(ge=1, le=2)]
+    is_async: bool = False
+    fails: bool = True
+
+
 class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
 
@@ -110,6 +130,9 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         lease: nanoseconds of the leases that members hold, of three members or more; 0: none. See `fence.py`.
         leased: ids of members that obey it for sure: the seed removes no other one by itself.
         departed: members that were removed, until their groups have owners again.
+        returns: members that were removed and may come back, each with the member that brings back what it had (empty:
+            none yet). See `returning.py`.
+        policies: how many hosts are to have the values of groups: POLICIES_LIMIT at most.
     """
 
     cluster: bytes
@@ -125,6 +148,8 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     lease: Number = 0
     leased: tuple[bytes, ...] = ()
     departed: tuple[Departed, ...] = ()
+    returns: Returns = ()
+    policies: tuple[Policy, ...] = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:
@@ -154,6 +179,18 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     def departed_of(self, member: bytes) -> Departed | None:
         """Returns a member that was removed, if its groups have no owner yet."""
         return next((one for one in self.departed if one.member.id == member), None)
+
+    def may_return(self, member: bytes) -> bool:
+        """Returns whether a member that was removed may come back."""
+        return any(member == former for former, _ in self.returns)
+
+    def policy_of(self, group: bytes) -> Policy | None:
+        """Returns the policy of a group whose values are to have replicas; None: they are to have none."""
+        if not self.policies:
+            return None
+        rows = {policy.group: policy for policy in self.policies}
+        found = rows.get(group) or rows.get(None)
+        return None if found is None or found.replicas < 2 else found
 
     @property
     def seed_address(self) -> str:
@@ -230,6 +267,8 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
         giver: who has handed it over, and may have it still. If the owner is removed, it is the giver's again.
         since: the number of the first grant from which on other hosts' backups of the group count: the owner has told
             them of each change since. 0: this grant's.
+        former: the removed member that owned it last: nobody has changed its keys between that and this grant, and this
+            owner remembers what is deleted. None: nobody knows.
     """
 
     group: Group
@@ -237,6 +276,7 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
     grant: Grant
     giver: Id | None = None
     since: Number = 0
+    former: Id | None = None
 
     @property
     def first(self) -> int:
@@ -266,6 +306,23 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         return len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
 
 
+class Returning(msgspec.Struct, frozen=True, array_like=True):
+    """What a version is that comes back: it counts only if nobody has put or deleted its key since it was lost.
+
+    Attributes:
+        former: the removed member that had it.
+        by: the member that brings it back.
+        version: that it had.
+        under: the number of the grant of a group that `former` owned last, as the directory says; 0: it was put into
+            the group of another owner.
+    """
+
+    former: Id
+    by: Id
+    version: Number
+    under: Number = 0
+
+
 class Change(msgspec.Struct, frozen=True, array_like=True):
     """One key's part of a commit: its new content, or with `body` None its deletion.
 
@@ -274,6 +331,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
         is_mutable: as of `Entry`.
         seals: the put id of the mutable entry that the key must have; 0: it must have none. With `is_mutable`, that
             entry gets a new version, and nothing else changes.
+        returns: it is put only if it may come back.
     """
 
     key: Key
@@ -283,6 +341,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     missing_ok: bool = False
     is_mutable: bool = False
     seals: Number = 0
+    returns: Returning | None = None
 
     @property
     def renews(self) -> bool:
@@ -305,6 +364,7 @@ class Backup(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         number: of the grant by which the owner was asked.
         body, places, is_mutable: as of `Entry`.
+        is_replica: the bytes are a replica, which no record of the owner names.
     """
 
     version: Number
@@ -312,6 +372,7 @@ class Backup(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     places: Annotated[tuple[Place, ...], Meta(max_length=1 << 16)] = ()
     is_mutable: bool = False
+    is_replica: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -405,11 +466,16 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Asks whether the record of this key names this place. Its answer is `IsNamed`."""
+    """Asks whether the record of this key names this place. Its answer is `IsNamed`.
+
+    Attributes:
+        keeps: the version that its host keeps there; 0: it keeps none. The present one is as good as named.
+    """
 
     key: Key
     place: Place
     grant: Grant
+    keeps: Number = 0
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -792,6 +858,66 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag=60):
     names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
 
 
+class Return(msgspec.Struct, frozen=True, array_like=True, tag=110):
+    """Asks the seed whether a member may bring back what a removed one had. Its answer is `IsRoster`, or why not.
+
+    Attributes:
+        is_over: it has brought back all that may come back.
+    """
+
+    former: Id
+    by: Id
+    is_over: bool = False
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag=111):
+    """Asks an owner which versions that were lost may come back. Its answer is `Offered`."""
+
+    keys: Annotated[tuple[Key, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    grants: Grants
+    rows: Annotated[tuple[Returning, ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+
+
+class CameBack(msgspec.Struct, frozen=True, array_like=True, tag=112):
+    """Tells a member which names are no longer lost with a removed member. Its answer is `Done`."""
+
+    who: Text
+    names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
+
+
+class SetPolicy(msgspec.Struct, frozen=True, array_like=True, tag=35):
+    """Says how many hosts are to have the values of a group. Its answer is `IsRoster`, or `Refused`.
+
+    Attributes:
+        drops: the group is to have no policy of its own any more.
+    """
+
+    policy: Policy
+    drops: bool = False
+
+
+class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    """Asks a host to have replicas of the present values of these keys; or tells their owner that the sender has some.
+
+    Its answer is `Replicated`, when that is done, or `Refused`.
+
+    Attributes:
+        owner: of the keys.
+        rows: keys, each with the grant by which the sender knows the owner.
+        sender: the host that asks.
+        kept: to the owner: the version of each key that the sender keeps; 0: none.
+    """
+
+    owner: Id
+    rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    sender: Id
+    kept: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)] = ()
+
+    def __post_init__(self) -> None:
+        if self.kept and len(self.kept) != len(self.rows):
+            raise ValueError(f"{len(self.kept)} versions of {len(self.rows)} keys")
+
+
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
@@ -1014,15 +1140,37 @@ class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
     after: Prefix = b""
 
 
+MAY_RETURN, STAYS_AWAY, IS_PUT_SINCE, IS_THERE = range(4)  # what becomes of a version that is offered
+
+
+class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
+    """Of each version that was offered: what becomes of it, as above. `IS_THERE`: it never was lost."""
+
+    fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
+
+
+class Replicated(msgspec.Struct, frozen=True, array_like=True, tag=105):
+    """What became of each key: the version of which there is a replica now; 0: there is none.
+
+    Attributes:
+        nbytes: that were copied.
+        why: of the first key without a replica; None: it is deleted, or another host owns it now.
+    """
+
+    versions: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)]
+    nbytes: Number = 0
+    why: Failed | None = None
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
-    | Note | Keep | Inherit | FindBackups | Recovered | Lost
+    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack | SetPolicy | Replicate
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp
+    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp | Offered | Replicated
 )  # fmt: skip

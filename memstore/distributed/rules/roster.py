@@ -22,10 +22,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from memstore.distributed.rules import remembering
 from memstore.distributed.rules.directory import AHEAD, BETWEEN, Directory, Newcomer, give, owner_row
 from memstore.distributed.rules.messages import (
     EPOCH_BITS,
     MOST_EPOCHS,
+    POLICIES_LIMIT,
     PORTION,
     ROWS_LIMIT,
     TERM_BITS,
@@ -48,10 +50,13 @@ from memstore.distributed.rules.messages import (
     Member,
     Owners,
     Ownership,
+    Policy,
     Recovered,
     Refused,
     Remove,
+    Returns,
     Roster,
+    SetPolicy,
     Stale,
     Standing,
 )
@@ -88,6 +93,7 @@ def adopt(tables: Tables, roster: Roster) -> bool:
     losses = standing.losses + (not standing.roster.ids <= roster.ids)
     standing = msgspec.structs.replace(standing, roster=roster, floor=floor, unheard=unheard, losses=losses)
     tables.put_standing(standing)
+    remembering.follow(tables, roster)
     end_strays(tables, standing)
     return True
 
@@ -153,6 +159,7 @@ def begin(tables: Tables, member: bytes, roster: Roster, *, owns: bool) -> None:
     if tables.standing() is None and (owns or not tables.all_owned(None, 1)):
         is_joining = bool(tables.groups(b"", 1)[0])
         tables.put_standing(Standing(member, roster, 0, max(promised, roster.term), is_joining=is_joining))
+        remembering.follow(tables, roster)
 
 
 def early_term(tables: Tables, cluster: bytes) -> int:
@@ -362,6 +369,7 @@ def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
             if entry is None or not _is_lost(standing, entry):  # it was put anew
                 continue
             tables.delete_record(key)
+            remembering.note_loss(tables, standing, key, entry)
             note_change(tables, standing, Change(key, None), 0)
             for place in entry.places:
                 with passing_over(tables, key):
@@ -376,7 +384,7 @@ def _lost_rows(tables: Tables, after: int) -> tuple[list[bytes], int | None]:
 
 
 def _counts_for_nothing(standing: Standing, row: Ownership) -> bool:
-    if standing.roster.departed_of(row.owner) is not None:
+    if standing.roster.departed_of(row.owner) is not None or standing.roster.may_return(row.owner):
         return False
     is_known = row.grant.epoch <= standing.roster.epoch  # else its owner may be a member that is new, or to be one
     return is_known and not {row.owner, row.giver} & standing.roster.ids
@@ -409,6 +417,8 @@ def propose(
     lease: int | None = None,
     leased: tuple[bytes, ...] | None = None,
     departed: tuple[Departed, ...] | None = None,
+    returns: Returns | None = None,
+    policies: tuple[Policy, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
@@ -433,7 +443,9 @@ def propose(
     lasts = roster.lease if lease is None else lease
     is_obeyed = lasts == roster.lease and len(members) >= FEWEST_LEASED  # of fewer, members may hold none by now
     obey = tuple(one for one in (roster.leased if leased is None else leased) if one in ids and is_obeyed)
-    changed = (kept, voters, hold, leave, base, lasts, obey, gone)
+    back = remembering.returns_of(roster, ids, roster.returns if returns is None else returns)
+    copies = roster.policies if policies is None else policies
+    changed = (kept, voters, hold, leave, base, lasts, obey, gone, back, copies)
     roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, *changed)
     adopt(tables, roster)
     return roster
@@ -458,7 +470,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
             seed.hear(asker.id, position)
             if position < roster.position and not seed.counts(standing):
                 return IsRoster(roster)
-        why = "the root was removed from this cluster: serve an empty one"
+        why = "the root was removed from this cluster: serve it again, as a new host"
         return Refused(why, is_removed=True) if seed.counts(standing) else Later()
     if known is not None and known.address != asker.address and not ask.moved:
         return Refused(
@@ -643,6 +655,21 @@ def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -
         return Refused("the host that is to take its groups leaves, too, or may own none")
     if seed.is_settled(standing) and not standing.unheard:
         propose(tables, standing, is_settled=True, leavers=(*others, (request.member, taker)))
+    return Later()
+
+
+def set_policy(tables: Tables, standing: Standing, seed: Directory, request: SetPolicy) -> Answer:
+    """Notes how many hosts are to have the values of a group: `replicas.py` has what follows."""
+    seed.begin(standing)
+    roster, policy = standing.roster, request.policy
+    others = tuple(one for one in roster.policies if one.group != policy.group)
+    wanted = others if request.drops else (*others, policy)
+    if len(wanted) > POLICIES_LIMIT:
+        return Refused(f"{POLICIES_LIMIT} groups have policies, which is the limit: state one for the whole store")
+    if set(wanted) == set(roster.policies):
+        return IsRoster(roster) if seed.is_settled(standing) else Later()
+    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+        propose(tables, standing, is_settled=True, policies=wanted)
     return Later()
 
 

@@ -182,6 +182,20 @@ class LastCall(msgspec.Struct, frozen=True, array_like=True):
     answer: Answer
 
 
+class Remembered(msgspec.Struct, frozen=True, array_like=True):
+    """What is remembered of a key that isn't there: see `remembering.py`.
+
+    Attributes:
+        former: the removed member with which its last version was lost; empty: it was deleted, or lost otherwise.
+        version: that one.
+        number: of the grant by which this host owned its group then.
+    """
+
+    former: bytes = b""
+    version: int = 0
+    number: int = 0
+
+
 class LeavingGroup(msgspec.Struct, frozen=True, array_like=True):
     """A group of this host that is being handed over: see `directory.py`.
 
@@ -304,13 +318,30 @@ class Tables(AttemptRows, Protocol):
     def drop_voids(self, until: int, limit: int) -> None: ...
     def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]: ...  # hosts, and which version each may keep
     def put_keepers(self, key: bytes, keepers: Sequence[tuple[bytes, int]]) -> None: ...  # none: the row goes
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]: ...
     def is_unnoted(self, key: bytes) -> bool: ...  # a keeper may have an older version
     def put_unnoted(self, key: bytes, unnoted: bool) -> None: ...
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]: ...
+    def lacking(self, key: bytes) -> bool | None: ...  # it is to have a replica, and has none; True: notes wait for it
+    def put_lacking(self, key: bytes, holds: bool | None) -> None: ...  # None: it has one, or needs none
+    def all_lacking(self, after: bytes, limit: int) -> list[bytes]: ...
+    def replica(self, key: bytes) -> tuple[bytes, int] | None: ...  # a host that has said so, and of which version
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None: ...
 
     # names of what was lost with hosts that were removed, for people: LOST_LIMIT at most
     def note_lost(self, name: bytes, who: str) -> None: ...
     def count_lost(self) -> int: ...
+
+    def drop_lost(self, name: bytes, who: str) -> None: ...  # unless it was lost with another host; "": whichever
+
+    # keys that aren't there any more, while removed members may come back
+    def remembers(self) -> bool: ...  # whether deletions are remembered
+    def put_remembers(self, remembers: bool) -> None: ...
+    def remembered(self, key: bytes) -> Remembered | None: ...  # a damaged row is one that lets nothing come back
+    def put_remembered(self, key: bytes, row: Remembered) -> None: ...
+    def forget(self, key: bytes) -> None: ...  # nothing happens if there is no row
+    def all_remembered(self, limit: int) -> list[bytes]: ...
+    def count_remembered(self) -> int: ...
 
     # segments of other hosts that are to be told that nothing names them
     def owe(self, place: Place) -> None: ...

@@ -3,6 +3,7 @@
 agent          starts the index process, and starts it again
 supervision    what the two share: lock, options, news, pulse, transports
 joining        memstore.join, under a launcher
+returns        a host that was removed: its folder is set aside, and its values are put anew
 cluster        Cluster: status, remove, drain, promote; and what is asked of index processes
 __main__       the agent's program
 
@@ -18,6 +19,7 @@ from memstore.distributed.serving.cluster import (
     Cluster,
     cluster_of,
     known_cluster,
+    policy_of,
     remove_member,
     standing_at,
     standing_of,
@@ -62,6 +64,7 @@ __all__ = [
     "join",
     "known_cluster",
     "need_monarch",
+    "policy_of",
     "remove_member",
     "serve",
     "standing_at",

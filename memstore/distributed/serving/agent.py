@@ -24,10 +24,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
 
 from memstore._threads import between_forks
 from memstore.distributed.links import Hello, hello_of_this_process, parse_own_address, secret_of
+from memstore.distributed.serving.cluster import policy_of
+from memstore.distributed.serving.returns import members_before, set_aside, was_removed
 from memstore.distributed.serving.supervision import (
     HANG_AFTER,
     OF_AGENTS,
@@ -87,6 +91,8 @@ def serve(
     transport: str = "auto",
     promote_after: float | None = None,
     remove_after: float | None = None,
+    replicas: str = "",
+    on_missing: str = "fail",
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
 
@@ -121,6 +127,9 @@ def serve(
             with FencedError**, puts and gets of their own keys, too. It is for three hosts or more: of two, none is
             removed, and none stops. Hosts with durability="disk" aren't removed by it. Give it to all hosts, or none;
             `promote_after` is 10 s then if it isn't given. None: a person, or a scheduler, removes hosts.
+        replicas: "2": a put of any key returns when two hosts have its value; "async": the second one gets it
+            afterwards; "1": the host that puts it. The store has it from then on, on all hosts. Empty: as it has it.
+        on_missing: "fail", or "warn": what becomes of a put that finds no second host.
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
@@ -146,7 +155,11 @@ def serve(
             transport,
             promote_after or 0.0,
             remove_after or 0.0,
+            replicas,
+            on_missing,
         )
+        if replicas:
+            policy_of("", replicas if replicas == "async" else int(replicas), on_missing)
         if shared and transport in ("rdma", "monarch"):
             raise TransportUnavailableError(
                 f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"
@@ -157,7 +170,9 @@ def serve(
         if shared and named and not new:
             wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
         with gone_if_new(path):
-            _serve_opened(options, hello, ready_fd, durable=_open_once(path, creation))
+            durable = _open_once(path, creation)
+            while _serve_opened(options, hello, ready_fd, durable=durable):
+                pass  # it was removed from its cluster, and comes back
     except (MemstoreError, OSError, ValueError) as error:
         if ready_fd is not None:
             tell(ready_fd, News(Kind.REFUSED, str(error)))
@@ -189,9 +204,10 @@ def _open_once(path: str, creation: Creation) -> bool:
             close_root(use)
 
 
-def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durable: bool) -> None:
+def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durable: bool) -> bool:
+    """Serves a root. Returns whether it was removed from its cluster, and is to be served once more."""
     path = options.root
-    lock, removes = AgentLock(path), False
+    lock, end = AgentLock(path), End()
     try:
         may_go_back = not durable and not is_in_memory(state_folder(path))
         boot = lock.read().boot
@@ -202,22 +218,46 @@ def _serve_opened(options: Options, hello: Hello, ready_fd: int | None, *, durab
                 "other hosts know of it. Remove this host from its cluster (memstore remove), and serve an empty "
                 "folder, or one with durability='disk'"
             )
-        reason, removes = _keep_serving(options, lock, hello, ready_fd)
+        if was_removed(path) is not None:
+            say(f"{path} was removed from its cluster: it is {set_aside(path)} now, and comes back as a new host")
+            lock.close()
+            lock = AgentLock(path)
+        members = [one for one in members_before(path) if one != options.address]
+        if members:
+            join = tuple(dict.fromkeys([*options.join, *members]))
+            options = msgspec.structs.replace(options, join=join, is_new=False)
+        end = _keep_serving(options, lock, hello, ready_fd)
+        if end.comes_back:
+            return True
         notify_service("STOPPING=1")
         if may_go_back:
             os.sync()  # else the next boot could find an older catalog
         lock.write(Note("", lock.read().incarnation))
-        say(f"{path} is served no longer: {reason or 'another host has ended it'}")
+        say(f"{path} is served no longer: {end.reason or 'another host has ended it'}")
     finally:
         lock.close()
-    if removes:
+    if end.removes:
         destroy_root(path, _OPEN_WITHIN)
         say(f"{path} is removed")
+    return False
 
 
-def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> tuple[str, bool]:
-    """Serves until it is told to stop. Returns by what: a signal, a drain, or ("") another host; and whether the root
-    is to go."""
+class End(NamedTuple):
+    """How a service has ended.
+
+    Attributes:
+        reason: a signal, a drain, or (empty) another host.
+        removes: the root is to go.
+        comes_back: it was removed from its cluster, and is to be served anew.
+    """
+
+    reason: str = ""
+    removes: bool = False
+    comes_back: bool = False
+
+
+def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int | None) -> End:
+    """Serves until it is told to stop."""
     failures, was_ready, removes, why, boot = 0, False, False, "", boot_id().hex()
     if ready_fd is not None:
         os.set_inheritable(ready_fd, False)  # what the index process starts must not keep it
@@ -236,19 +276,21 @@ def _keep_serving(options: Options, lock: AgentLock, hello: Hello, ready_fd: int
                             tell(ready_fd, news)
                     elif news.kind is Kind.REMOVE:
                         removes, why = True, news.text
+                    elif news.kind is Kind.REMOVED:
+                        return End(comes_back=True)
                     elif news.kind is Kind.LOST or (news.kind is Kind.REFUSED and not was_ready):
                         raise NotServedError(news.text)
                     elif news.kind is Kind.REFUSED:
                         say(news.text)
                 if child.ended_well():
-                    return why or stop.name, removes
+                    return End(why or stop.name, removes)
                 failures = failures + 1 if child.age() < _STEADY else 1
                 late = failures - _AT_ONCE
                 delay = 0.0 if late <= 0 else min(_FIRST_DELAY * 2 ** (late - 1), _LONGEST_DELAY)
                 again = "at once" if not delay else f"in {delay:g} s"
                 say(f"the index process (pid {child.pid}) {child.how_it_ended()}: started again {again}")
             if stop.wait(delay):
-                return stop.name, False
+                return End(stop.name)
 
 
 def notify_service(*states: str) -> None:

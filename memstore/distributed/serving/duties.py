@@ -13,9 +13,11 @@
 | ask the seed whether it is there, and renew this host's lease | 5 times in `promote_after`, 6 times in a lease |
 | take over from a seed that a majority hasn't heard, as a deputy | 10 times in `promote_after` |
 | remove members that are silent, as the seed | 12 times in `remove_after`, where there are leases |
+| fill up: have other hosts keep what lacks a replica | 4 times a second while something does; else once a second |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | drain this host | 4 times a second, while it is to leave |
 | take over bytes that lie on a host that leaves | when that asks, and once a second, until all are taken |
+| bring back what a removed root had that was set aside | once a second, until it is over |
 | audit what other owners should name | every 5 seconds what is due |
 | end the sessions of clients that are gone | every 30 seconds those without a connection for an hour |
 
@@ -30,31 +32,36 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from memstore.distributed.catalog import look_or_run, run
+from memstore.distributed.catalog import CatalogTables, Copy, look_or_run, run
 from memstore.distributed.links import Begun, Links
 from memstore.distributed.rules import (
     BEATS,
     LONGEST_WAIT,
     NOT_SENT,
+    ROWS_LIMIT,
     Announce,
     Answer,
     Ask,
     AskSilence,
     Done,
+    Fetch,
     Gather,
     Heartbeat,
     Index,
+    IsRoster,
     Meet,
     NotSent,
     Obey,
     Pause,
+    Policy,
     Promise,
     Race,
+    Refused,
     Send,
     Standing,
     Steps,
@@ -64,7 +71,7 @@ from memstore.distributed.rules import (
 )
 from memstore.distributed.serving.cluster import Reported, decode_answer, encode, standing_of
 from memstore.distributed.serving.supervision import Kind, say
-from memstore.engine import Root
+from memstore.engine import Root, SealedSegment
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,
@@ -93,6 +100,7 @@ _FENCED = (
     "this host has heard no majority for longer than remove_after, and may have been removed: its processes refuse all "
     "calls until it hears one"
 )
+_COPIES_AT_ONCE = 128  # of one transaction: puts of this host wait for it
 _MIRRORS = 3  # deputies, and a member that is to be one
 
 log = logging.getLogger("memstore")
@@ -191,8 +199,11 @@ class Driver:
         self._heard = threading.Event()  # what there is to hear of the question that is open at the seed
         self._is_given_up = False
 
-    def run(self, steps: Steps[Result]) -> Result:
+    def run(self, steps: Steps[Result], *, sealed: Sequence[SealedSegment] = ()) -> Result:
         """Runs steps to their end.
+
+        Args:
+            sealed: segments that this process has filled, and still has open.
 
         Raises:
             Ended: the process ends.
@@ -207,7 +218,7 @@ class Driver:
                     case Send():
                         result: object = self._send(action)
                     case Transact():
-                        result = self._transact(action)
+                        result = self._transact(action, sealed)
                     case Pause():
                         result = None
                         if self._ending.wait(action.seconds):
@@ -258,11 +269,11 @@ class Driver:
         self._is_given_up = True
         self._heard.set()
 
-    def _transact(self, action: Transact) -> object:
+    def _transact(self, action: Transact, sealed: Sequence[SealedSegment]) -> object:
         deadline = time.monotonic() + MUTEX_WITHIN
         if action.is_read:
             return look_or_run(self._root, action.action, deadline)
-        result = run(self._root, action.action, deadline)
+        result = run(self._root, action.action, deadline, sealed=sealed)
         self._changed()
         return result
 
@@ -456,6 +467,8 @@ class Duties:
         mirrored: called after each message to a deputy.
         noted: called when hosts were told what replaces that which they keep.
         take: copies bytes of a host that leaves.
+        fetch: copies bytes for a record here.
+        policy: on how many hosts values are to lie, as this host was told; None: it was told nothing.
         promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
     """
 
@@ -472,12 +485,15 @@ class Duties:
         mirrored: Callable[[], None],
         noted: Callable[[], None],
         take: Take,
+        fetch: Fetch,
+        policy: Policy | None = None,
         promote_after: float = 0.0,
     ) -> None:
         self._promote_after = promote_after
         self._root, self._index, self._driver, self._ending = root, index, driver, ending
         self._has_changed, self._has_asked = has_changed, has_asked
         self._connected, self._take, self._noted = connected, take, noted
+        self._fetch, self._policy = fetch, policy
         self._standing: Standing | None = None
         self._seed = b""
         self._asked = ""  # the seed that a root without a cluster asks
@@ -485,8 +501,9 @@ class Duties:
         self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
         self._appoints, self._looks = threading.Event(), threading.Event()
         self._drains, self._takes, self._notes = threading.Event(), threading.Event(), threading.Event()
-        self._beats, self._removes = threading.Event(), threading.Event()
+        self._beats, self._removes, self._fills = threading.Event(), threading.Event(), threading.Event()
         self._is_fenced = False
+        self._dropped: int | None = None  # `losses` when it last dropped copies of hosts that are gone
         self._has_been_seed = self._has_leavers = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
@@ -499,6 +516,9 @@ class Duties:
         self._begin("hand over", self._hand_over, self._hands)
         self._begin("note", self._note, self._notes)
         self._begin("pay", self._pay, self._owes)
+        if self._policy is not None:
+            self._begin("policy", self._state_policy, threading.Event())
+        self._begin("fill up", self._fill_up, self._fills)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("heartbeat", self._beat, self._beats)
         if self._promote_after:
@@ -531,6 +551,17 @@ class Duties:
             mirroring.begin()
         return bool(mirrors)
 
+    def bring_back(self, ended: Callable[[], None]) -> None:
+        """Begins to bring back what a removed root had that was served here before."""
+
+        def work() -> float | None:
+            if self._driver.run(self._index.return_all()):
+                return _IDLE
+            ended()
+            return None
+
+        self._begin("return", work, threading.Event())
+
     def _look(self) -> None:
         """Looks at the standing, for all duties."""
         with self._looking:
@@ -551,7 +582,8 @@ class Duties:
                 self._begin("drain", self._drain, self._drains)
                 self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
-        for event in (self._appoints, self._looks, self._hands, self._drains, self._beats, self._removes):
+        appoints, looks, hands, drains = self._appoints, self._looks, self._hands, self._drains
+        for event in (appoints, looks, hands, drains, self._beats, self._removes, self._fills):
             event.set()
 
     def _begin_as_seed(self) -> None:
@@ -565,7 +597,29 @@ class Duties:
         self._look()
         is_under_way = self._driver.run(self._index.settle())
         self._look()
+        standing = self._standing
+        if standing is not None and standing.losses != self._dropped:
+            self._drop_copies(standing)
+            self._dropped = standing.losses
         return _SOON if is_under_way else _IDLE
+
+    def _drop_copies(self, standing: Standing) -> None:
+        """Drops copies of values of hosts that are no members: no record names their bytes any more."""
+        after, ids = b"", standing.roster.ids
+        while page := look_or_run(
+            self._root, lambda tables, start=after: tables.copies(start, ROWS_LIMIT), time.monotonic() + MUTEX_WITHIN
+        ):
+            after = page[-1][0]
+            stale = [(key, copy) for key, copy in page if not ids.issuperset(place.host for place in copy.places)]
+            for first in range(0, len(stale), _COPIES_AT_ONCE):
+                some = dict(stale[first : first + _COPIES_AT_ONCE])
+
+                def drop(tables: CatalogTables, some: dict[bytes, Copy] = some) -> None:
+                    for key, copy in some.items():
+                        if tables.copy(key) == copy:
+                            tables.delete_copy(key)
+
+                run(self._root, drop, time.monotonic() + MUTEX_WITHIN)
 
     def _hand_over(self) -> float:
         return _HANDS if self._driver.run(self._index.hand_over()) else _IDLE
@@ -579,6 +633,17 @@ class Duties:
 
     def _take_over(self) -> float:
         return _SOON if self._driver.run(self._index.take_over(self._take)) else _IDLE
+
+    def _state_policy(self) -> float | None:
+        """States, once, what this host was served with."""
+        assert self._policy is not None, "else there is nothing to state"
+        answer = self._driver.run(self._index.state_policy(self._policy))
+        if isinstance(answer, Refused):
+            say(f"replicas={self._policy.replicas} is not stated: {answer.why}")
+        return None if isinstance(answer, IsRoster | Refused) else _SOON
+
+    def _fill_up(self) -> float:
+        return _SOON if self._driver.run(self._index.fill_up(self._fetch)) else _IDLE
 
     def _ask(self) -> float:
         """Asks once. Where that brought nothing, and took no time, it waits a moment: nothing answers there."""

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,26 +30,33 @@ from memstore.distributed.links import INDEX, Address, Hello, Links, Listener, T
 from memstore.distributed.rules import (
     ROWS_LIMIT,
     Answer,
+    Commit,
     Done,
     Entry,
     Failed,
     Index,
+    Later,
     Lease,
     Meet,
     Member,
     Met,
     NotPromoted,
+    Policy,
     Refused,
+    Replicate,
+    Replicated,
     Roster,
+    Settle,
     Standing,
     Steps,
     failed_of,
     replace_places,
     send,
 )
-from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, standing_of
+from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, policy_of, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
+from memstore.distributed.serving.returns import PutAnew, RootSetAside, set_aside_before
 from memstore.distributed.serving.supervision import (
     OF_AGENTS,
     Kind,
@@ -101,6 +109,7 @@ CLUSTER_FILE = "cluster"
 _LONG = 2.0  # seconds after which people are told what a host waits for
 _END = ".json"
 _LONGEST = 4096  # bytes
+_BACK = "serve it again, and it comes back as a new host, with what nobody has put or deleted since"
 _ANOTHER = "serve an empty folder to make another host of it"
 
 log = logging.getLogger("memstore")
@@ -170,7 +179,10 @@ class Membership:
             self._ending.end()
         elif standing.is_removed:
             self._root.lease[0] = 0  # no new value is lost by a get: what is here can be read, and exported
-            self._ending.fail(Kind.LOST, _was_removed(self._root))
+            # Who removes a host that runs wants it to end; a clock that does so doesn't mind.
+            wants_end = self._index.was_member and not self._options.remove_after
+            may_return = not wants_end and not standing.is_sealed and self._root.settings.shared is None
+            self._ending.fail(Kind.REMOVED if may_return else Kind.LOST, _was_removed(self._root))
         if before is None:
             tell(self._news, News(Kind.READY))
             self._clear_former_lives(standing)
@@ -254,7 +266,7 @@ class Membership:
 
 
 def _was_removed(root: Root) -> str:
-    return f"{root.path} was removed from its cluster: {_ANOTHER}"
+    return f"{root.path} was removed from its cluster: {_ANOTHER if root.settings.shared else _BACK}"
 
 
 def _has_records(root: Root) -> bool:
@@ -448,6 +460,14 @@ _FAILED = 1  # exit code: the agent starts another one
 _OF_MONARCH = {"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "1h", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1h"}
 
 
+def _policy_of(options: Options) -> Policy | None:
+    """Returns what this host is to state of the store's replicas; None: nothing."""
+    if not options.replicas:
+        return None
+    replicas = options.replicas if options.replicas == "async" else int(options.replicas)
+    return policy_of("", replicas, options.on_missing)[0]
+
+
 class CountedSeldom:
     """A number that is counted in a long table, for who looks often: counting takes a twentieth of the time at most.
 
@@ -510,6 +530,8 @@ class IndexProcess:
             mirrored=lambda: self._at_seed.look_at_once(),
             noted=lambda: self._at_seed.look_at_once(),
             take=self._take,
+            fetch=partial(self._fetch, copied=None),
+            policy=_policy_of(options),
             promote_after=options.promote_after,
         )
         self._at_seed = SeedWaits(
@@ -524,6 +546,7 @@ class IndexProcess:
             duties=self._duties,
             report=self._report,
             promote=self._promote,
+            copy=self._answer_by_copies,
             connections=connections,
         )
         self._listener = Listener(
@@ -539,7 +562,9 @@ class IndexProcess:
         )
         self._senders: Senders | None = None
         self._transfers: Transfers | None = None
+        self._making = threading.Lock()
         self._plane: RdmaPlane | None = None
+        self._formers: list[RootSetAside] = []
 
     def run(self) -> None:
         """Runs until `ending`."""
@@ -551,6 +576,7 @@ class IndexProcess:
             self._duties.start()
             threading.Thread(target=self._membership.compare_clusters, name="named", daemon=True).start()
             self._open_senders()
+            self._bring_back()
             self._open_plane()
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
@@ -610,6 +636,7 @@ class IndexProcess:
             leaving=None if standing is None or not standing.roster.is_leaver(self._member.id) else self._leaving(),
             lost=self._lost(),
             recovering="" if standing is None else self._recovering(standing),
+            lacking=look(self._root, CatalogTables.count_lacking, time.monotonic() + _OPEN_WITHIN),
         )
 
     def _lost(self) -> tuple[tuple[str, str], ...]:
@@ -617,6 +644,10 @@ class IndexProcess:
         return tuple((name.decode(errors="replace"), who) for name, who in found)
 
     def _recovering(self, standing: Standing) -> str:
+        pairs = zip(self._formers, self._index.returns, strict=False)
+        back = [f"{former.who} comes back: {one.said()}" for former, one in pairs if one.left or not one.is_over]
+        if back:
+            return "; ".join(back)
         own = [one.member.label for one in standing.roster.departed if one.heir == self._member.id]
         silent = ", ".join(member.label for member in self._index.recovery.silent)
         waits = f"; it waits for {silent}" if silent else ""
@@ -653,10 +684,8 @@ class IndexProcess:
     def _take(self, key: bytes, entry: Entry, leaver: bytes) -> Steps[bool | Failed]:
         """Copies the bytes of an entry that lie on a host that leaves to this one: see `rules.Take`."""
         with between_forks():  # late: it imports numpy
-            from memstore.distributed.transfers import GoneError, Transfers
+            from memstore.distributed.transfers import GoneError
 
-        if self._transfers is None:
-            self._transfers = Transfers(self._root, self._links, self._member_of)
         deadline = time.monotonic() + _TAKE_WITHIN
 
         def publish(record: Record, sealed: Sequence[SealedSegment]) -> None:
@@ -672,13 +701,91 @@ class IndexProcess:
                 raise GoneError  # the record is another one by now
 
         try:
-            self._transfers.take(key, record_of(entry, self._member.id), leaver, publish, deadline)
+            self._all_transfers().take(key, record_of(entry, self._member.id), leaver, publish, deadline)
         except (GoneError, HomeUnavailableError, StoreTimeoutError):
             return False
         except (MemstoreError, OSError) as error:
             return msgspec.structs.replace(failed_of(error), key=key)
         return True
         yield  # steps, as the rules want it, and none of them
+
+    def _bring_back(self) -> None:
+        """Begins to bring back what roots have that were set aside."""
+        for path in set_aside_before(self._root.path):
+            try:
+                former = RootSetAside(path, self._member)
+            except (MemstoreError, OSError) as error:
+                say(f"{path} was set aside, and can't be opened to bring back what it has: {error}")
+                continue
+            self._formers.append(former)
+            self._index.bring_back(former, PutAnew(self._root, self._links))
+        if self._formers:
+            self._duties.bring_back(self._end_returns)
+
+    def _end_returns(self) -> None:
+        for former, one in zip(self._formers, self._index.returns, strict=True):
+            path = former.end()
+            say(f"{former.who} has come back: {one.said()}" + (f"; what is left is in {path}" if path else ""))
+
+    def _answer_by_copies(self, request: Replicate | Commit) -> Answer | None:
+        """Answers what takes copies of other hosts' bytes. None: there is no answer, and who asked asks again."""
+        copied: list[int] = []
+        fetch = partial(self._fetch, copied=copied)
+        try:
+            if isinstance(request, Replicate):
+                answer = self._driver.run(self._index.replicate(request, fetch))
+            else:
+                answer = self._driver.run(self._index.commit_copied(request, fetch))
+                if self._index.is_fenced:
+                    return None
+                self._duties.note_soon()
+        except (Ended, StoreTimeoutError):
+            return None
+        except (MemstoreError, OSError) as error:
+            log.warning("%s: %s: %s", self._root.path, type(request).__name__, str(error))
+            return Later()
+        self._duties.pay_soon()
+        return msgspec.structs.replace(answer, nbytes=sum(copied)) if isinstance(answer, Replicated) else answer
+
+    def _fetch(
+        self, entries: Sequence[tuple[bytes, Entry]], settle: Settle, *, copied: list[int] | None
+    ) -> Steps[bool | Failed]:
+        """Copies what entries name on other hosts to this one: see `rules.Fetch`."""
+        with between_forks():  # late: it imports numpy
+            from memstore.distributed.transfers import GoneError
+
+        member, deadline = self._member.id, time.monotonic() + _TAKE_WITHIN
+        keys, versions = [key for key, _ in entries], [entry.version for _, entry in entries]
+
+        def publish(records: Sequence[Record], sealed: Sequence[SealedSegment]) -> None:
+            copies = [
+                msgspec.structs.replace(entry_of(record, member), version=version)
+                for record, version in zip(records, versions, strict=True)
+            ]
+            if not self._driver.run(settle(copies), sealed=sealed):
+                raise GoneError  # another version is there by now
+            if copied is not None:
+                copied.extend(record.nbytes for record in records)
+
+        try:
+            values = [(key, record_of(entry, member)) for key, entry in entries]
+            self._all_transfers().take_all(values, publish, deadline)
+        except (GoneError, HomeUnavailableError, StoreTimeoutError):
+            return False
+        except (MemstoreError, OSError) as error:
+            return msgspec.structs.replace(failed_of(error), key=keys[0])
+        return True
+        yield  # steps, as the rules want it, and none of them
+
+    def _all_transfers(self) -> Transfers:
+        """Returns what copies bytes of other hosts. The first call makes it, for all threads."""
+        with between_forks():
+            from memstore.distributed.transfers import Transfers
+
+        with self._making:
+            if self._transfers is None:
+                self._transfers = Transfers(self._root, self._links, self._member_of)
+            return self._transfers
 
     def _send(self, stream: socket.socket) -> None:
         if self._senders is None:

@@ -53,6 +53,8 @@ class Options(msgspec.Struct, frozen=True):
         transport: which way bytes of values take.
         promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
         remove_after: seconds of a member's silence after which this host removes it, as the seed; 0: never by itself.
+        replicas: "1", "2" or "async": on how many hosts each value is to lie; empty: as the store has it.
+        on_missing: "fail" or "warn": what becomes of a put that finds no second host.
     """
 
     root: str
@@ -66,6 +68,8 @@ class Options(msgspec.Struct, frozen=True):
     transport: str = "auto"
     promote_after: float = 0.0
     remove_after: float = 0.0
+    replicas: str = ""
+    on_missing: str = "fail"
 
 
 def check_silence(promote_after: float | None, remove_after: float | None = None) -> float | None:
@@ -271,13 +275,14 @@ _LONGEST_NEWS = 4000  # bytes: less than a pipe takes at once
 
 class Kind(Enum):
     """Kinds of news: this host is a member, and answers; the index process goes on (for its agent alone); it can't be
-    a member, and its process ends; the same for good, since the root is gone or no member any more; the agent is to
-    remove the root when it has ended."""
+    a member, and its process ends; the same for good, since the root is gone or no member any more; it was removed,
+    and may come back; the agent is to remove the root when it has ended."""
 
     READY = "ready"
     ALIVE = "alive"
     REFUSED = "refused"
     LOST = "lost"
+    REMOVED = "removed"
     REMOVE = "remove"
 
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from memstore.distributed.catalog import CatalogTables, Copy, look, run
-from memstore.distributed.rules import KEY_LIMIT, Member, Place
+from memstore.distributed.catalog import CatalogTables, Copy, look, record_of, run
+from memstore.distributed.rules import KEY_LIMIT, Entry, Member, Place
 from memstore.distributed.transfers.messages import Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Streams, ask_ahead, read_ranges
 from memstore.engine import (
@@ -72,6 +72,17 @@ def places_of(record: Record) -> tuple[Place, ...]:
 
 def find_copy(root: Root, key: bytes, deadline: float) -> Copy | None:
     return look(root, lambda tables: tables.copy(key), deadline)
+
+
+def find_replica(root: Root, key: bytes, version: int, deadline: float) -> Record | None:
+    """Returns the record of a version of which this host has a replica: see `rules/replicas.py`."""
+    member = root.member_id()
+    backup = look(root, lambda tables: tables.backup(key), deadline)
+    if backup is None or backup.version != version or backup.is_mutable:
+        return None
+    if not backup.places or any(place.host != member for place in backup.places):
+        return None
+    return record_of(Entry(version, backup.body, backup.places), member)
 
 
 def map_copy(root: Root, key: bytes, copy: Copy, version: int) -> MappedEntry | None:
@@ -183,42 +194,75 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
 
 def take_segments(
     root: Root,
-    key: bytes,
-    record: Record,
-    host: bytes,
+    values: Sequence[tuple[bytes, Record]],
+    host: bytes | None,
     fetch: FetchRanges,
-    publish: Callable[[Record, Sequence[SealedSegment]], Result],
+    publish: Callable[[Sequence[Record], Sequence[SealedSegment]], Result],
     deadline: float,
 ) -> Result:
-    """Copies the segments of a value that lie on one host to files of this one.
+    """Copies the segments of values that lie on one host to files of this one. What has none is named as it is.
 
     Args:
-        record: with `hosts`.
-        publish: makes these files live. It is given the record as it is to be, which names them.
+        values: keys, each with its record.
+        host: None: whatever lies on others is copied.
+        publish: makes these files live. It is given the records as they are to be, which name them.
 
     Raises:
         GoneError: the bytes aren't there any more. And what `publish` and `fetch` raise.
         StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
-    hosts, extents, own = list(record.hosts or ()), list(record.segments), root.member_id()
-    taken = [number for number, one in enumerate(hosts) if one == host]
-    drafts = [_draft_of(root, key, record, host, extents[number], fetch, deadline) for number in taken]
+    own = root.member_id()
+    drafts: list[Draft] = []
+    taken: list[tuple[int, int]] = []  # of each draft: which value's, which segment's
+    for which, (key, record) in enumerate(values):
+        for number, (at, extent) in enumerate(zip(record.hosts or (), record.segments, strict=False)):
+            if at == host or (host is None and at != own):
+                drafts.append(_draft_of(root, key, record, at, extent, fetch, deadline))
+                taken.append((which, number))
 
     def name(changes: list[Change]) -> Result:
         sealed = [segment for change in changes for segment in change.segments]
-        for number, one in zip(taken, sealed, strict=True):
-            base = extents[number].base  # the others stay where they are in the value's range of addresses
-            extents[number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
-            hosts[number] = own
-        named = msgspec.structs.replace(
-            record, put_id=extents[0].put_id, size=len(extents), parts=encode_extents(extents), hosts=tuple(hosts)
-        )
+        hosts = [list(record.hosts or (own,) * len(record.segments)) for _, record in values]
+        extents = [list(record.segments) for _, record in values]
+        for (which, number), one in zip(taken, sealed, strict=True):
+            base = extents[which][number].base  # the others stay where they are in the value's range of addresses
+            extents[which][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[which][number] = own
+        named = [
+            msgspec.structs.replace(
+                record, put_id=found[0].put_id, size=len(found), parts=encode_extents(found), hosts=tuple(at)
+            )
+            if at
+            else record
+            for (_, record), found, at in zip(values, extents, hosts, strict=True)
+        ]
         return publish(named, sealed)
 
     def make(root: Root, drafts: Sequence[Draft], deadline: float) -> Result:
         return fill_and_publish(root, drafts, name, deadline)
 
-    return retry_after_sweep(make, root, drafts, deadline, key.decode())
+    return retry_after_sweep(make, root, drafts, deadline, values[0][0].decode() if len(values) == 1 else None)
+
+
+def read_file(path: str, wanted: SegmentRanges) -> bool:
+    """Copies ranges of a file of this host into memory. Returns False if it is gone, or shorter."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        pieces = wanted.pieces
+        for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
+            at, left = int(offset), int(size)
+            memory = syscalls.memory_at(int(address), left)
+            while left:
+                count = os.preadv(fd, [memory[-left:]], at)
+                if not count:
+                    return False
+                at, left = at + count, left - count
+        return True
+    finally:
+        os.close(fd)
 
 
 def _draft_of(

@@ -15,7 +15,7 @@ from memstore._wording import conflict, no_key
 from memstore.engine.files.segments import SealedSegment
 from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record
 from memstore.engine.root import folder
-from memstore.engine.root.folder import CLUSTER, HISTORY, MUTABLE, SHARDED, Feature
+from memstore.engine.root.folder import CLUSTER, HISTORY, MUTABLE, QUOTAS, SHARDED, Feature
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
@@ -72,7 +72,8 @@ class MembershipChanged(Refusal):
 
 
 class KeptElsewhere(Refusal):
-    """Raised by a commit that has changed nothing: other hosts keep versions of its keys, and are to be told.
+    """Raised by a commit that has changed nothing: other hosts keep versions of its keys, and are to be told; or it is
+    to be remembered, since removed hosts may come back.
 
     Its caller makes it by the way that tells them. It is never seen by users.
     """
@@ -175,6 +176,11 @@ def need_mutable(root: Root, deadline: float) -> None:
 def need_history(root: Root, deadline: float) -> None:
     """Lets the store keep versions that were replaced. Raises CrossHostError if other hosts use it, or may come to."""
     _need(root, HISTORY, deadline)
+
+
+def need_quotas(root: Root, deadline: float) -> None:
+    """Lets the store have quotas. Raises CrossHostError if other hosts use it, or may come to."""
+    _need(root, QUOTAS, deadline)
 
 
 def need_cluster(root: Root, deadline: float) -> None:

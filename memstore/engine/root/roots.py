@@ -92,6 +92,10 @@ class Owners(Protocol):
         """
         ...
 
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        """Returns whether values of some of these keys are to lie on a second host, by what `membership` is of."""
+        ...
+
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         """Raises CrossHostError if this process knows that the keys have several owners."""
         ...
@@ -106,6 +110,9 @@ class Alone:
 
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
         return 0
+
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        return False
 
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         pass
@@ -249,7 +256,7 @@ class Root:
                 f"{self.path}: host {os.uname().nodename} has not heard from a majority of its cluster for its lease "
                 f"and {late / 1e9:.1f} s more, and may have been removed: nothing was done. It goes on when it hears "
                 "them, if it is still a member: memstore status says which hosts answer, and whether the agent here "
-                "runs. If it was removed, serve an empty folder"
+                "runs. If it was removed, serve the folder again"
             )
 
     def confirm_lease(self, key: bytes) -> None:

@@ -34,6 +34,8 @@ from memstore.errors import NotAStoreError, UnsupportedValueError, lacks_told
 from memstore.integrations.dcp.planners import LoadPlanner, SavePlanner
 from memstore.integrations.dcp.plans import settled
 from memstore.integrations.dcp.storage import StorageReader, StorageWriter, tell_lack
+from memstore.snapshot.buckets import is_url
+from memstore.snapshot.manifest import is_snapshot
 from memstore.snapshot.staging import stage
 from memstore.structure import over, traits
 from memstore.view import StoredTensor
@@ -315,8 +317,11 @@ def load(
     if reader is None:
         reader = StorageReader(place)
         alone = no_dist or not _has_ranks()  # else all ranks have to hear of it from torch
-        if alone and not os.path.lexists(reader.checkpoint_id):
-            path = os.fspath(reader.checkpoint_id)
+        path = os.fspath(reader.checkpoint_id)
+        if alone and is_url(path):
+            if not is_snapshot(path):
+                raise NotAStoreError(f"{path} is no checkpoint: there is none at this URL")
+        elif alone and not os.path.lexists(path):
             raise NotAStoreError(f"{path} is no checkpoint: there is no such folder{of_no_place(path)}")
     try:
         state_dict_loader.load(

@@ -3,6 +3,7 @@
 Checkpoint, CheckpointPlace         the interface: a checkpoint that is there, and where one is or is to be
 FolderPlace, FolderCheckpoint       a folder: a snapshot, whose manifest takes the place of an earlier one's at one
                                     moment
+BucketPlace                         a URL: the same, of objects; FolderCheckpoint reads it
 EntryPlace, EntryCheckpoint         a key of a store: a sharded entry, whose last part has what torch says of it. With
                                     N ranks a save is an attempt of N + 1 parts: each rank puts what it writes, and
                                     returns; the rank that finishes the checkpoint puts the last part, which publishes
@@ -26,7 +27,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from memstore import _modes as modes
 from memstore._arguments import encode_key
 from memstore._threads import between_forks
-from memstore._wording import an
+from memstore._wording import an, refuse_url
 from memstore.engine import has_settings
 from memstore.errors import (
     AlreadyExistsError,
@@ -38,11 +39,21 @@ from memstore.errors import (
 )
 from memstore.listing import may_write, opened
 from memstore.sharding import Box, Shard, TensorShards, whole
+from memstore.snapshot.buckets import bucket_options, is_url, path_or_url
 from memstore.snapshot.drafts import PlannedBox, PlannedTensor, WrittenFile, publish_planned, write_boxes
-from memstore.snapshot.manifest import ManifestTensor, refuse_two
-from memstore.snapshot.publishing import Replacing, begin_save, new_id, remove_torchs, sweep_saves
+from memstore.snapshot.manifest import ManifestTensor, refuse_two, save_name
+from memstore.snapshot.objects import ObjectStorage
+from memstore.snapshot.publishing import (
+    Replacing,
+    abandon_save,
+    begin_save,
+    leave_trace,
+    new_id,
+    remove_torchs,
+    sweep_saves,
+)
 from memstore.snapshot.reading import ReadRequest, in_batches, new_memory, read_into
-from memstore.snapshot.storage import SILENT
+from memstore.snapshot.storage import SILENT, FileStorage
 from memstore.snapshot.stored import Stored, Value
 from memstore.structure import DTYPES, copy_into
 from memstore.view import StoredTensor
@@ -221,6 +232,7 @@ class WriteOptions(NamedTuple):
     overwrite: bool = True
     durability: str = "disk"
     checksum: bool = True
+    bucket: Mapping[str, Any] | None = None  # options for a bucket
 
 
 def text_of(checkpoint_id: str | os.PathLike[str]) -> str:
@@ -231,17 +243,20 @@ def text_of(checkpoint_id: str | os.PathLike[str]) -> str:
 
 
 def folder_of(checkpoint_id: str | os.PathLike[str]) -> str:
-    """Returns the absolute path that a checkpoint id is. Raises ValueError for an address of some other storage."""
+    """Returns the absolute path, or the URL, that a checkpoint id is. Raises ValueError for a URL of another kind."""
     found = text_of(checkpoint_id)
-    if not found or "\0" in found or "://" in found:
-        raise ValueError(f"{found!r} is no path of a folder: memstore's checkpoints are folders, or keys of a store")
-    return os.path.abspath(found)
+    if not found or "\0" in found:
+        raise ValueError(
+            f"{found!r} is no path of a folder: memstore's checkpoints are folders, URLs or keys of a store"
+        )
+    return path_or_url(checkpoint_id)
 
 
 # --- Folders ---------------------------------------------------------------------------------------------------------
 
 
 _BATCH = 1 << 28  # bytes of memory for what is stored in another dtype than that of its target
+_ATTEMPTS = 10  # to publish in a bucket, while others publish there too
 
 
 class FolderPlace:
@@ -265,8 +280,8 @@ class FolderPlace:
         return FolderPlace(f"{self.path}/rank-{rank}", self._options, self.path)
 
     def check(self) -> None:
-        if self._around is not None:
-            self._replacing.check_others(self._around)
+        if self._around is not None and os.path.isdir(self._around):
+            self._replacing.check_others(FileStorage(self._around))
         self._replacing.check(self.path)
 
     def missing(self) -> list[str]:
@@ -308,7 +323,7 @@ class FolderPlace:
             durable=self._options.durability == "disk",
         )
         if self._around is not None:
-            remove_torchs(self._around, durable=self._options.durability == "disk")
+            remove_torchs(FileStorage(self._around), durable=self._options.durability == "disk")
 
     def abandon(self, save: str) -> None:
         self.sweep()
@@ -323,20 +338,101 @@ class FolderPlace:
         return found
 
 
+class BucketPlace:
+    """A place in a bucket that has, or is to have, a checkpoint.
+
+    There are no locks: the manifest takes the place of an earlier one only if that is still there, so of two saves the
+    later one wins. A save that dies leaves objects, which `memstore snapshot prune` removes.
+
+    Args:
+        url: of the checkpoint.
+    """
+
+    def __init__(self, url: str, options: WriteOptions) -> None:
+        self.path, self._options = url, options
+        self._replacing = Replacing(DCP, options.overwrite)
+        self._storage = ObjectStorage(url, options.bucket)
+
+    @property
+    def id(self) -> str:
+        return self.path
+
+    def of_rank(self, rank: int) -> BucketPlace:
+        return BucketPlace(f"{self.path}/rank-{rank}", self._options)
+
+    def check(self) -> None:
+        self._replacing.check_at(self._storage)
+
+    def missing(self) -> list[str]:
+        return []
+
+    def announce(self, ticket: SaveTicket) -> None:
+        """Does nothing: each rank has an id of its own for its files, and says it with them."""
+
+    def current(self, ticket: SaveTicket) -> SaveTicket:
+        return SaveTicket(new_id(), ticket.rank, ticket.world_size)
+
+    def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
+        leave_trace(self._storage, ticket.save)  # by which `prune` knows that a save goes on
+        return lambda: None
+
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+        return write_boxes(
+            self.path,
+            [box for _, box in boxes],
+            save=ticket.save,
+            rank=ticket.rank,
+            world_size=ticket.world_size,
+            durable=True,
+            checksum=True,
+            options=self._options.bucket,
+        )
+
+    def publish(self, finished: FinishedSave) -> None:
+        for attempt in range(_ATTEMPTS):
+            try:
+                publish_planned(
+                    self.path,
+                    finished.files,
+                    finished.tensors,
+                    {DCP: finished.objects},
+                    self._replacing,
+                    save=finished.save,
+                    durable=True,
+                    options=self._options.bucket,
+                )
+                break
+            except AlreadyExistsError:  # another save was published in between: this one is the later one
+                if not self._options.overwrite or attempt == _ATTEMPTS - 1:
+                    raise
+        saves = {finished.save, *(one.save for one in finished.files)}
+        self._storage.remove_all([save_name(save) for save in saves])
+
+    def abandon(self, save: str) -> None:
+        abandon_save(self._storage, save)
+
+    def sweep(self) -> None:
+        """Does nothing: nobody can see which saves live."""
+
+    def open(self) -> FolderCheckpoint:
+        return FolderCheckpoint(self.path, options=self._options.bucket)
+
+
 class FolderCheckpoint:
     """A checkpoint in a folder. It is pickled as a reference, which opens the folder when it is first used.
 
     Args:
         save: of a reference: the id of the checkpoint that the folder must still have.
+        options: for a bucket.
     """
 
-    def __init__(self, path: str, save: str | None = None) -> None:
-        self._path, self._save = path, save
+    def __init__(self, path: str, save: str | None = None, options: Mapping[str, Any] | None = None) -> None:
+        self._path, self._save, self._options = path, save, options
         self.id: str = self.opened.snapshot.manifest.id if save is None else save
 
     @cached_property
     def opened(self) -> OpenedFolder:
-        snapshot = Stored(os.path.abspath(self._path))
+        snapshot = Stored(path_or_url(self._path), options=self._options)
         if self._save is not None and self._save != snapshot.manifest.id:
             raise VersionGoneError(f"{self._path} was overwritten while it was about to be read: load it again")
         tensors: dict[str, Mapping[str, ManifestTensor]] = {WRAPPED: {}}
@@ -347,7 +443,7 @@ class FolderCheckpoint:
         return OpenedFolder(snapshot, tensors)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FolderCheckpoint, (self._path, self.id)
+        return FolderCheckpoint, (self._path, self.id, self._options)
 
     @property
     def can_be_sent(self) -> bool:
@@ -399,7 +495,7 @@ class FolderCheckpoint:
         return self.id
 
     def shared(self, said: Any) -> FolderCheckpoint:
-        return self if said == self.id else FolderCheckpoint(self._path, said)
+        return self if said == self.id else FolderCheckpoint(self._path, said, self._options)
 
 
 class OpenedFolder(NamedTuple):
@@ -583,10 +679,18 @@ class GivenPlace:
     Args:
         path_or_store, key: as for StorageWriter.
         mode: in which a store is opened.
+        options: for a bucket.
     """
 
-    def __init__(self, path_or_store: str | os.PathLike[str] | Store, key: str | None, mode: Literal["a", "r"]) -> None:
+    def __init__(
+        self,
+        path_or_store: str | os.PathLike[str] | Store,
+        key: str | None,
+        mode: Literal["a", "r"],
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._store: Store | None = None
+        self._bucket = bucket_options(options)
         self._path: str | None = None
         self._mode: Literal["a", "r"] = mode
         if isinstance(path_or_store, str | os.PathLike):
@@ -598,6 +702,9 @@ class GivenPlace:
             raise TypeError(f"path_or_store is a path or an open store, and not {an(type(path_or_store))}")
         if key is not None:
             encode_key(key)
+            refuse_url(self._path, "a store", "give the folder of a store with key=, or a URL without key=")
+        if self._bucket and not is_url(self._path):
+            raise TypeError(f"storage_options has {sorted(self._bucket)}, which are for a URL, and this is none")
         self._key = key
         self._in_store = self._path is None or key is not None
 
@@ -624,6 +731,8 @@ class GivenPlace:
         """Raises ValueError if there is a store, and no key."""
         if not self._in_store:
             assert self._path is not None
+            if is_url(self._path):
+                return BucketPlace(self._path, options._replace(bucket=self._bucket))
             if has_settings(self._path):
                 raise ValueError(f"{self._path} is a store: give key=, that of the checkpoint in it, or another path")
             return FolderPlace(self._path, options)
@@ -650,6 +759,8 @@ def is_possible(checkpoint_id: str | os.PathLike[str]) -> bool:
         path = folder_of(checkpoint_id)
     except (TypeError, ValueError):
         return False
+    if is_url(path):
+        return True  # whether it may be written there, a service says when it is
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return os.path.isdir(path) and os.access(path, os.W_OK)

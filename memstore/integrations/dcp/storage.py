@@ -33,7 +33,7 @@ import os
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -90,7 +90,7 @@ class _Located:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether it is the path of a folder that exists, or can be created."""
+        """Returns whether it is the path of a folder that exists, or can be created, or the URL of a bucket."""
         return is_possible(checkpoint_id)
 
     @property
@@ -126,12 +126,13 @@ class StorageWriter(_Located, storage.StorageWriter):
     A writer can be pickled, which saves in a separate process need.
 
     Args:
-        path_or_store: the folder; or a Store; or, with a key, the folder of a store.
+        path_or_store: the folder, or a URL (s3://, gs://, az://); or a Store; or, with a key, the folder of a store.
         key: the key in the store. With a store and None, the `checkpoint_id` of the save is the key.
         overwrite: if False, it is an error if a checkpoint exists already.
         durability: with "disk", a save that has returned is on the disk; with "process", it survives the death of
             the process, but not a crash of the host. A store uses its own setting.
-        checksum: whether the files get checksums. A store uses its own setting.
+        checksum: whether the files get checksums. A store uses its own setting; in a bucket there always are some.
+        storage_options: for a bucket, as of `memstore.Snapshot`.
 
     Example:
         >>> import tempfile, torch, torch.distributed.checkpoint as dcp
@@ -152,11 +153,12 @@ class StorageWriter(_Located, storage.StorageWriter):
         overwrite: bool = True,
         durability: str = "disk",
         checksum: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if durability not in ("process", "disk"):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
         self._options = WriteOptions(flag("overwrite", overwrite), durability, flag("checksum", checksum))
-        self._where = GivenPlace(path_or_store, key, "a")
+        self._where = GivenPlace(path_or_store, key, "a", storage_options)
         self._save, self._begun = new_id(), False
         self._unfinished: weakref.finalize[..., Any] | None = None
         self._part: weakref.finalize[..., Any] | None = None
@@ -435,10 +437,17 @@ class StorageReader(_Located, storage.StorageReader):
     Args:
         path_or_store: as for StorageWriter.
         key: as for StorageWriter.
+        storage_options: as for StorageWriter.
     """
 
-    def __init__(self, path_or_store: str | os.PathLike[str] | Store, *, key: str | None = None) -> None:
-        self._where = GivenPlace(path_or_store, key, "r")
+    def __init__(
+        self,
+        path_or_store: str | os.PathLike[str] | Store,
+        *,
+        key: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._where = GivenPlace(path_or_store, key, "r", storage_options)
         self._checkpoint: Checkpoint | None = None
         self._damage: MemstoreError | None = None  # of what is there, or what is lacking to read it
         self._rank: int | None = None  # of whom this reads the checkpoint that it has saved by itself

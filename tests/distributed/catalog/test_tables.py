@@ -24,6 +24,7 @@ from memstore.distributed.rules import (
     Member,
     Ownership,
     Place,
+    Remembered,
     Roster,
     Standing,
     Tables,
@@ -112,6 +113,11 @@ class Both:
         for i in range(len(lent)):
             self.look(lambda tables, after=lent[i][0].put_id: tables.all_lent(after, 2))
         self.look(lambda tables: set(tables.owed(MOST)))
+        self.look(
+            lambda tables: (tables.remembers(), tables.count_remembered(), [tables.remembered(key) for key in KEYS])
+        )
+        for limit in (1, 3, MOST):
+            self.look(lambda tables, limit=limit: (tables.all_remembered(limit), tables.all_keepers(b"a", limit)))
         self.compare_groups()
         self.look(lambda tables: [tables.has_session(session) for session in range(200)])
         for session in [0, *self.look(lambda tables: tables.sessions(0, MOST))]:
@@ -151,6 +157,7 @@ STEPS = st.lists(
         st.sampled_from(
             ["put", "put", "put_parts", "put_elsewhere", "lend", "own", "retire", "delete", "session", "end", "call"]
             + ["owe", "settle", "standing", "version", "raise", "look", "owned", "disowned", "leaving", "stays"]
+            + ["remembers", "remember", "forget_remembered", "keepers"]
             + ["kept", "keep", "keep_damaged", "forget", "drop_kept", "grant", "drop_grant", "granted", "mirrored"]
             + ["promised"]
         ),
@@ -239,7 +246,7 @@ def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, n
     elif name == "drop_kept":
         both.run(lambda tables: tables.drop_kept(group))
     elif name == "grant" and not any(row.grant.number == number for row in sim.directory.values()):
-        row = Ownership(group, OTHER, grant, THIRD if choice % 2 else None)
+        row = Ownership(group, OTHER, grant, THIRD if choice % 2 else None, former=OTHER if choice % 3 else None)
         if not sim.granted:  # without a number that was given, the catalog tells it by the rows
             both.run(lambda tables: setattr(tables, "granted", 63))
         both.run(lambda tables: tables.put_ownership(row))
@@ -249,6 +256,14 @@ def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, n
         both.run(lambda tables: setattr(tables, "granted", number + 1))
     elif name == "mirrored":
         both.run(lambda tables: setattr(tables, "mirrored", (choice, number)))
+    elif name == "remembers":
+        both.run(lambda tables: tables.put_remembers(choice % 2 == 0))
+    elif name == "remember":
+        both.run(lambda tables: tables.put_remembered(key, Remembered(OTHER if choice % 2 else b"", choice, number)))
+    elif name == "forget_remembered":
+        both.run(lambda tables: tables.forget(key))
+    elif name == "keepers":
+        both.run(lambda tables: tables.put_keepers(key, [(OTHER, choice), (THIRD, number)][: choice % 3]))
     elif name == "promised":
         both.run(lambda tables: setattr(tables, "early_promise", (OTHER, number)))
 

@@ -135,7 +135,10 @@ def test_a_new_seed_goes_on_with_all_that_the_old_one_has_said(hosts: ServedHost
     assert hosts.call(1, actions.put_and_get, keys, 5.0) == keys
     assert hosts.call(2, actions.found, keys) == keys
     hosts.serve(0)  # with its folder, which was removed
-    assert hosts.agent(0).wait(LONG) == 3 and "removed" in hosts.log(0)
+    wait_until(lambda: "has come back" in hosts.log(0), "it is another host")
+    hosts.wait_at(range(3), 3)
+    assert hosts.view(0)["seed"] == hosts.view(1)["seed"] != hosts.address(0)
+    assert hosts.call(0, actions.found, keys) == keys
 
 
 @pytest.mark.full

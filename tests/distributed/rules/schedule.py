@@ -7,8 +7,9 @@ from collections.abc import Callable
 from unittest import mock
 
 from memstore.distributed.rules import directory, recovery
-from tests.distributed.rules.checks import check_bytes, check_sessions, check_settled
-from tests.distributed.rules.history import LOSS, Operation, check_history
+from memstore.distributed.rules.messages import IsRoster, Policy, SetPolicy
+from tests.distributed.rules.checks import check_bytes, check_gone, check_sessions, check_settled
+from tests.distributed.rules.history import DELETE, LOSS, PUT, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.sharded_puts import ShardedPuts
 from tests.distributed.rules.workload import Workload
@@ -38,6 +39,9 @@ class Schedule:
         self.no_owners: set[str] = set()
         self.is_promoting = False
         world.left_out = self.note_loss
+        world.comes_back, world.came_back = scene.returns, self.came_back
+        self.down: dict[bytes, float] = {}
+        world.begun_return, world.ended_return = self.workload.begin_return, self.workload.end_return
         world.taken = lambda value, host: self.workload.origin[value].add(host)
 
     def run(self) -> None:
@@ -55,6 +59,8 @@ class Schedule:
         self.run_until_settled(hosts[: scene.first])
         self.workload.put_stable(hosts[: scene.first])
         self.run_until_settled(hosts[: scene.first])
+        if scene.replicas:
+            self.state_policy(hosts)
         world.weather = weather
         for host in hosts[scene.first :]:
             self.workload.fill(host)
@@ -90,7 +96,18 @@ class Schedule:
             if wrong:
                 raise Fault(f"{key!r}: {wrong}", tuple(world.trace))
 
+    def state_policy(self, hosts: list[Host]) -> None:
+        """A person states that each value is to lie on two hosts."""
+        for host in hosts:
+            standing = host.tables.standing()
+            if standing is not None and standing.is_seed and host.index is not None:
+                while not isinstance(self.world.answer(host, host.index, SetPolicy(Policy(None, 2))), IsRoster):
+                    self.world.run(0.1)
+        self.run_until_settled(hosts[: self.scene.first])
+
     def serve(self, host: Host) -> None:
+        if host.id in self.down and self.is_known(host):
+            return  # no host is removed that runs
         self.world.serve(host, "h0", is_owner=host.address not in self.no_owners)
 
     def run_until_settled(self, hosts: list[Host]) -> None:
@@ -100,6 +117,7 @@ class Schedule:
             try:
                 check_settled(self.world, hosts)
                 check_bytes(self.world, hosts)
+                check_gone(self.world, hosts)
                 if not any(process.is_alive for process in self.workload.under_way):
                     return
                 last = Fault("some calls don't end", tuple(self.world.trace))
@@ -154,21 +172,68 @@ class Schedule:
 
     def lose(self, host: Host, hosts: list[Host]) -> None:
         """A host is lost, unless it would be the last one of a majority. A person removes it, and it comes back."""
-        if host.index is None or host.tables.standing() is None or not self.may_be_lost(host, hosts):
+        if (
+            host.index is None
+            or host.tables.standing() is None
+            or not self.may_be_lost(host, hosts)
+            or host.id in self.down
+        ):
             return
         lost = host.id
         self.note_loss(host)
+        if self.scene.returns and self.chance.random() < 0.8:
+            self.stop_until_removed(host, hosts)
+            return
         self.world.lose(host)
         late = 8 * self.scene.remove_after  # one that was lost before the seed knew that it holds a lease stays
         self.world.at(self.chance.uniform(0.2, 5) + late, lambda: self.world.remove(lost))
         self.world.at(self.chance.uniform(0.2, 5), lambda: self.find_a_seed(hosts))
         self.world.at(self.chance.uniform(0.5, 8), lambda: self.serve(host))
 
+    def stop_until_removed(self, host: Host, hosts: list[Host]) -> None:
+        """All processes of a host end. Its memory stays: somebody serves it again, once a person has removed it."""
+        world, lost = self.world, host.id
+        world.note(f"{host.address} is down")
+        self.down[lost] = world.now / SECOND
+        world.kill_index(host)
+        for process in host.clients:
+            process.is_alive = False
+        host.clients.clear()
+        world.gone.add(lost)
+
+        def serve() -> None:
+            if self.is_known(host):
+                world.at(1, serve)
+            elif host.id == lost:
+                self.serve(host)
+
+        world.at(self.chance.uniform(0.2, 3), lambda: world.remove(lost))
+        world.at(self.chance.uniform(0.2, 3), lambda: self.find_a_seed(hosts))
+        world.at(self.chance.uniform(3, 8), serve)
+
+    def is_known(self, host: Host) -> bool:
+        """Returns whether somebody takes it for a member."""
+        others = [one.tables.standing() for one in self.world.hosts.values() if one.id not in self.down]
+        return any(it is not None and host.id in it.roster.ids for it in others)
+
+    def came_back(self, host: Host, former: bytes) -> None:
+        """What it has put since it was down is lost, too: it may have been served once more before it was removed."""
+        values = frozenset(value for value, origin in self.workload.origin.items() if former in origin)
+        for history in self.workload.histories.values():
+            history.append(Operation(LOSS, self.down.get(former, 0), math.inf, lost=values))
+        self.workload.start_process(host)
+
     def note_loss(self, host: Host) -> None:
         """Notes that what a host has may be lost, from now on."""
         world, start, lost = self.world, self.world.now / SECOND, host.id
         groups = {*host.tables.own_groups, *host.tables.kept_groups, *host.tables.leaving_groups}
         self.shards.lose()
+        if self.scene.replicas:
+            for key, history in self.workload.histories.items():
+                if key.partition(b"/")[0] in groups:
+                    unsure = frozenset(one.value for one in history if one.kind in (PUT, DELETE) and one.may_not_happen)
+                    history.append(Operation(LOSS, start, start, undoes=True, keeps=True, unsure=unsure))
+            return
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
         everything = frozenset(self.workload.origin)
         for key, history in self.workload.histories.items():
@@ -186,7 +251,7 @@ class Schedule:
             if standing is None or other.id in self.world.gone:
                 continue
             roster = standing.roster
-            living = {one.id for one in hosts if one.tables.standing() is not None} - {host.id}
+            living = {one.id for one in hosts if one.tables.standing() is not None} - {host.id, *self.down}
             for ids in (roster.ids, frozenset(roster.voters)):
                 if ids and 2 * len(living & ids) <= len(ids):
                     return False
@@ -201,7 +266,9 @@ class Schedule:
         """
         standings = [standing for host in hosts if (standing := host.tables.standing()) is not None]
         newest = max((standing.roster for standing in standings), key=lambda roster: roster.position)
-        is_there = self.scene.promote_after or any(host.id == newest.seed for host in hosts)
+        is_there = self.scene.promote_after or any(
+            host.id == newest.seed and host.id not in self.down for host in hosts
+        )
         if is_there and not newest.is_leaver(newest.seed):
             return
         self.promote(self.chance.choice(hosts))

@@ -17,6 +17,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Remembered,
     Roster,
     Standing,
     dispose,
@@ -81,7 +82,11 @@ class SimTables:
         default_factory=dict[bytes, tuple[tuple[bytes, int], ...]]
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
+    lacks: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
+    replicated: dict[bytes, tuple[bytes, int]] = field(default_factory=dict[bytes, tuple[bytes, int]])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    remembering: bool = False
+    memory: dict[bytes, Remembered] = field(default_factory=dict[bytes, Remembered])
     clock: Callable[[], int] = lambda: 0
     changed: Callable[[Roster, Roster], None] = lambda before, after: None  # told of each roster that is written
     owns: Callable[[bytes], None] = lambda group: None  # told of each group that this host begins to own
@@ -149,7 +154,13 @@ class SimTables:
             or old.promised > standing.promised
         ):
             raise Fault(f"the standing goes back from {old} to {standing}")
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
+        if (
+            old is None
+            or standing.is_removed
+            or old.is_joining != standing.is_joining
+            or standing.is_sealed
+            or old.roster.policies != standing.roster.policies
+        ):
             self.changes += 1
         self.own_standing = standing
         if old is not None and old.roster != standing.roster:
@@ -384,6 +395,9 @@ class SimTables:
         else:
             self.keeping.pop(key, None)
 
+    def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
+        return sorted(row for row in self.keeping.items() if row[0] > after)[:limit]
+
     def is_unnoted(self, key: bytes) -> bool:
         return key in self.unnoted
 
@@ -395,6 +409,27 @@ class SimTables:
 
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key in sorted(self.unnoted) if key > after][:limit]
+
+    def lacking(self, key: bytes) -> bool | None:
+        return self.lacks.get(key)
+
+    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+        if holds is None:
+            self.lacks.pop(key, None)
+        else:
+            self.lacks[key] = holds
+
+    def replica(self, key: bytes) -> tuple[bytes, int] | None:
+        return self.replicated.get(key)
+
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None:
+        if replica is None:
+            self.replicated.pop(key, None)
+        else:
+            self.replicated[key] = replica
+
+    def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key in sorted(self.lacks) if key > after][:limit]
 
     def note_lost(self, name: bytes, who: str) -> None:
         self.lost[name] = who
@@ -412,3 +447,28 @@ class SimTables:
 
     def owed(self, limit: int) -> list[Place]:
         return list(self.debts)[:limit]
+
+    def drop_lost(self, name: bytes, who: str) -> None:
+        if not who or self.lost.get(name) == who:
+            self.lost.pop(name, None)
+
+    def remembers(self) -> bool:
+        return self.remembering
+
+    def put_remembers(self, remembers: bool) -> None:
+        self.remembering = remembers
+
+    def remembered(self, key: bytes) -> Remembered | None:
+        return self.memory.get(key)
+
+    def put_remembered(self, key: bytes, row: Remembered) -> None:
+        self.memory[key] = row
+
+    def forget(self, key: bytes) -> None:
+        self.memory.pop(key, None)
+
+    def all_remembered(self, limit: int) -> list[bytes]:
+        return sorted(self.memory)[:limit]
+
+    def count_remembered(self) -> int:
+        return len(self.memory) + self.remembering

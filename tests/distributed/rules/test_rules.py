@@ -10,7 +10,7 @@ import pytest
 
 from memstore.distributed.rules import Answer, directory, draining, owning, promotion, roster
 from memstore.distributed.rules.messages import Announced, Forgotten, Met, PartsChanged, Refused
-from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
+from tests.distributed.rules.returns import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scenes import SCENES
 from tests.distributed.rules.schedule import Schedule
 from tests.examples import one_in
@@ -33,6 +33,9 @@ FOUND_SOON = {
     "keepers aren't told",
     "a put returns before its host keeps it",
     "an heir doesn't know who keeps what it has got",
+    "a put returns before a second host has its value",
+    "who has put a value is believed to keep it",
+    "a release takes a replica",
     "older attempts go on after a publication",
     "who gives up without a part leaves no outcome",
 }
@@ -93,7 +96,15 @@ def test_a_rule_that_is_left_out_would_be_found(mutation: str, monkeypatch: pyte
 
 def test_schedules_reach_every_answer() -> None:
     seen: set[type[Any]] = {Forgotten, PartsChanged, Announced, Met, Refused}  # of these there are scripts and tests
-    scenes = ("storm", "hand-overs", "losses", "promotions by themselves", "roots with keys", "shards in a storm")
+    scenes = (
+        "storm",
+        "hand-overs",
+        "losses",
+        "promotions by themselves",
+        "roots with keys",
+        "shards in a storm",
+        "returns",
+    )
     for seed, scene in itertools.product(range(8), scenes):
         schedule = Schedule(SCENES[scene], seed)
         schedule.run()

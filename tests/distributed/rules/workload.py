@@ -13,12 +13,13 @@ from memstore.errors import (
     CrossHostError,
     HomeUnavailableError,
     KeyNotFoundError,
+    NotReplicatedError,
     StaleMembershipError,
     StoreTimeoutError,
     UnknownOutcomeError,
     VersionConflictError,
 )
-from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation
+from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, RETURN, Operation
 from tests.distributed.rules.scenes import Scene
 from tests.distributed.rules.tables import MERGED, merged_of
 from tests.distributed.rules.world import (
@@ -124,7 +125,7 @@ class Workload:
             if isinstance(error, StaleMembershipError) and standing is not None and standing.is_sealed:
                 process.is_alive = False  # its host was drained: whoever runs it ends it
                 return
-            if isinstance(error, StaleMembershipError) and self.scene.remove_after:
+            if isinstance(error, StaleMembershipError) and (self.scene.remove_after or self.scene.returns):
                 error = FencedOutError("it was removed meanwhile")  # of which its owner knew: nothing was put
             ended(result, error)
 
@@ -143,6 +144,25 @@ class Workload:
         change = Change(key, body, places, expect)
         self.commit(process, key, change, value, start, expect, ended)
 
+    def begin_return(self, host: Host, key: bytes, of: int) -> int:
+        """What was lost may come back from now on, as another value."""
+        if key not in self.histories:
+            return of
+        value = next(self.values)
+        self.origin[value] = {host.id}
+        self.histories[key].append(Operation(RETURN, self.time, math.inf, value, of=of))
+        return value
+
+    def end_return(self, key: bytes, value: int, version: int | None) -> None:
+        """It has come back, under a version; None: it hasn't, and won't."""
+        history = self.histories.get(key, [])
+        for at, one in enumerate(history):
+            if one.kind == RETURN and one.value == value:
+                history[at] = replace(one, end=self.time, version=version)
+                if version is None:
+                    del history[at]
+                return
+
     def may_fail(self, error: BaseException) -> None:
         """Where messages are lost, a call may end before there is an answer, and says so."""
         is_unlucky = isinstance(error, HomeUnavailableError | UnknownOutcomeError) and self.scene.weather.loss
@@ -150,7 +170,8 @@ class Workload:
             raise Fault(f"nothing is wrong, and a call fails: {error!r}", tuple(self.world.trace))
 
     def delete(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
-        self.commit(process, key, Change(key, None), None, self.time, None, ended)
+        missing_ok = self.scene.returns and self.chance.random() < 0.7
+        self.commit(process, key, Change(key, None, missing_ok=missing_ok), None, self.time, None, ended)
 
     def commit(
         self,
@@ -173,7 +194,7 @@ class Workload:
             self.world.note(f"{what} -> {result or repr(error)}")
             if isinstance(error, HomeUnavailableError | StoreTimeoutError | UnknownOutcomeError):
                 self.may_fail(error)
-            if isinstance(error, UnknownOutcomeError):
+            if isinstance(error, UnknownOutcomeError | NotReplicatedError):
                 ended()
                 return
             history.remove(unknown)
@@ -329,7 +350,8 @@ class Workload:
         changes = [Change(key, body) for key in self.chance.choice(PAIRS)]
 
         def end(_: object, error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError | CrossHostError):
+            may = HomeUnavailableError | UnknownOutcomeError | CrossHostError | NotReplicatedError
+            if error is not None and not isinstance(error, may):
                 raise Fault(f"a put of a batch fails: {error!r}", tuple(self.world.trace))
             ended()
 
@@ -338,7 +360,8 @@ class Workload:
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
             # Groups of one batch may be drained to two hosts, of which one is lost.
-            may_be_lost = found is not None and None in found and self.scene.losses and self.scene.drains
+            may_be_lost = found is not None and None in found and self.scene.losses
+            may_be_lost = may_be_lost and (self.scene.drains or self.scene.returns)
             if found is not None and not may_be_lost and len({entry and entry.body for entry in found}) > 1:
                 raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
             if error is not None and not isinstance(error, HomeUnavailableError | CrossHostError):

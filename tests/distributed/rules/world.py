@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from memstore.distributed.rules import (
     NOT_SENT,
     Answer,
+    Change,
     Client,
     DeadlinePassed,
     Entry,
@@ -44,11 +45,14 @@ from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
     ClaimGroups,
+    Commit,
     Done,
     Drain,
     FindOwners,
     IsRoster,
     Refused,
+    Replicate,
+    Returning,
     Roster,
     Stay,
     Wait,
@@ -56,6 +60,7 @@ from memstore.distributed.rules.messages import (
     WatchGroup,
 )
 from memstore.distributed.rules.owning import Sessions
+from memstore.distributed.rules.returning import FormerEntry
 from memstore.distributed.rules.steps import Tables, send, transact
 from memstore.errors import (
     CorruptionError,
@@ -85,6 +90,7 @@ PERIODS = {  # seconds
     "pay": 0.5,
     "drain": 0.2,
     "take_over": 0.2,
+    "fill_up": 0.3,
 }
 
 AnySteps = Generator[Any, Any, Any]
@@ -120,6 +126,7 @@ class Host:
     index: Index | None = None
     word: list[int] = field(default_factory=lambda: [0])  # until when its processes may use the store
     roots: int = 1
+    formers: list[FormerTables] = field(default_factory=list["FormerTables"])  # removed roots that it brings back
     clients: list[Process] = field(default_factory=list["Process"])
 
     @property
@@ -169,6 +176,12 @@ class World:
         self.taken: Callable[[int, bytes], None] = lambda value, host: None  # told of a value's copy on another host
         self.left_out: Callable[[Host], None] = lambda host: None  # told when the clock removes a host
         self.left: Callable[[Host], None] = lambda host: None  # told when a host was drained
+        self.came_back: Callable[[Host, bytes], None] = lambda host, former: None  # told when one comes back
+        self.comes_back = False  # a host that hears that it was removed
+        self.begun_return: Callable[[Host, bytes, int], int] = lambda host, key, value: (
+            value
+        )  # which value that is then
+        self.ended_return: Callable[[bytes, int, int | None], None] = lambda key, value, version: None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._tickets = itertools.count(1)
@@ -281,7 +294,16 @@ class World:
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
+        for former in host.formers:
+            self.bring_back(host, former)
         self._look_at_waits(host, index)
+
+    def bring_back(self, host: Host, former: FormerTables) -> None:
+        """Has a host bring back what a removed root has that was set aside."""
+        assert host.index is not None
+        if not host.index.returns:
+            self._repeat(host, host.index, "return_all", 0.5)
+        host.index.bring_back(former, partial(put_anew, self, host))
 
     def _repeat(self, host: Host, index: Index, task: str, period: float) -> None:
         def again(_: object = None) -> None:
@@ -293,6 +315,8 @@ class World:
             standing = host.tables.standing()
             if standing is not None and standing.is_removed and standing.is_sealed and host.index is index:
                 self.drained(host)
+            elif self.comes_back and standing is not None and standing.is_removed and host.index is index:
+                self.come_back(host)
             elif self.remove_after and standing is not None and standing.is_removed and host.index is index:
                 self.note(f"{host.address} hears that it was removed")  # its agent ends
                 self.lose(host)
@@ -309,6 +333,8 @@ class World:
                     steps = duty(lambda: self.connected(host))
                 elif task == "take_over":
                     steps = duty(partial(take_over, self, host))
+                elif task == "fill_up":
+                    steps = duty(partial(copy_here, self, host))
                 else:
                     steps = duty(*map(int, slots))
                 Task(self, host, steps, lambda: host.index is index, ended).start()
@@ -329,6 +355,8 @@ class World:
             return bool(tables.leaving_groups)
         if task == "note":
             return bool(tables.unnoted)
+        if task == "fill_up":
+            return standing is not None and bool(standing.roster.policies or tables.lacks)
         if task in ("drain", "take_over"):
             if standing is None or task == "take_over":
                 return standing is not None and bool(standing.roster.leavers)
@@ -354,6 +382,15 @@ class World:
         host.word = [0]
         host.tables = SimTables(self._new_id(host.address, host.roots))
         self._set_up(host)
+
+    def come_back(self, host: Host) -> None:
+        """Its root was removed: it is set aside, and another one is served there, which brings back what that had."""
+        self.note(f"{host.address} comes back")
+        former = host.tables
+        self.lose(host)
+        host.formers.append(FormerTables(host, former))
+        self.came_back(host, former.member)
+        self.at(0.1, lambda: self.serve(host, "h0"))
 
     def drain(self, member: bytes, ended: Callable[[bool], None] = lambda done: None) -> None:
         """A person has a member drained, and tries it again until it is known to leave, or has left."""
@@ -509,6 +546,8 @@ class World:
             patience += 1  # the seed asks its deputies first
         if isinstance(request, Look):
             patience += request.milliseconds / 1000
+        if isinstance(request, Replicate | Commit):
+            patience += 1  # bytes are copied first
         self._give_up(ticket, patience)
 
     def _give_up(self, ticket: int, seconds: float) -> None:
@@ -534,6 +573,11 @@ class World:
                 return  # no network keeps a message for as long as it takes a session to end
             if is_alive():
                 self._clients[host.id, session] = sender, is_alive
+        if isinstance(request, Replicate) or (
+            not isinstance(request, Fetch) and index.is_copied_first(host.tables, request)
+        ):
+            self._answer_by_steps(host, index, sender, ticket, request)
+            return
         if isinstance(request, Fetch):
             segment = host.tables.segments.get(request.place.put_id)
             answer: Any = None if segment is None else segment.value
@@ -550,6 +594,20 @@ class World:
                 self._kept[ticket] = sender, index
             return
         self._carry(host.address, sender, lambda: self._reply(ticket, answer))
+
+    def _answer_by_steps(self, host: Host, index: Index, sender: str, ticket: int, request: Any) -> None:
+        """Answers what takes copies of bytes, by a thread of its own."""
+
+        def ended(answer: Answer) -> None:
+            self.answers.add(type(answer))
+            if ticket in self._replies and index.may_keep(request, answer):
+                index.keep(ticket, request)
+                self._kept[ticket] = sender, index
+                return
+            self._carry(host.address, sender, lambda: self._reply(ticket, answer))
+
+        answer_by = index.replicate if isinstance(request, Replicate) else index.commit_copied
+        Task(self, host, answer_by(request, partial(copy_here, self, host)), lambda: host.index is index, ended).start()
 
     def answer(self, host: Host, index: Index, request: Request) -> Answer:
         try:
@@ -695,12 +753,106 @@ class Task:
         self._resume(turn, result)
 
 
+# --- what a removed root has ------------------------------------------------------------------------------------------
+
+
+class FormerTables:
+    """The tables of a removed root, which was set aside: a `FormerRoot`."""
+
+    def __init__(self, host: Host, tables: SimTables) -> None:
+        self.tables, self.member = tables, tables.member
+        self.who = Member(self.member, host.address, host.address).label
+
+    def page(self, after: bytes, limit: int) -> list[FormerEntry]:
+        tables, found = self.tables, list[FormerEntry]()
+        for key in sorted({*tables.records, *tables.backups}):
+            one = tables.records.get(key) or tables.backups[key]
+            is_whole = not one.is_mutable and all(place.host == self.member for place in one.places)
+            is_whole = is_whole and all(map(tables.is_there, one.places)) and key not in tables.damaged
+            found.append(FormerEntry(key, one.version, key in tables.records, is_whole))
+        return [one for one in found if one.key > after][:limit]
+
+    def groups(self) -> list[bytes]:
+        return list(self.tables.own_groups)
+
+    def drop(self, keys: Collection[bytes]) -> None:
+        for key in keys:
+            self.tables.records.pop(key, None)
+            self.tables.backups.pop(key, None)
+
+
+def put_anew(world: World, host: Host, root: Any, some: Sequence[tuple[FormerEntry, Returning]]) -> Steps[Any]:
+    """Fills anew what a removed root has, and puts it."""
+    former, changes, begun = root.tables, list[Change](), list[tuple[bytes, int]]()
+    for entry, returning in some:
+        key = entry.key
+        old = former.records.get(key) or former.backups[key]
+        body, places = old.body, tuple[Place, ...]()
+        if old.places or body.isdigit() or body.startswith(MERGED):
+            value = former.segments[old.places[0].put_id].value if old.places else None
+            value = value or (merged_of(body)[0] if body.startswith(MERGED) else int(body))
+            value = world.begun_return(host, key, value)
+            begun.append((key, value))
+            places = tuple(Place(host.id, host.tables.fill(value), place.segment) for place in old.places)
+            body = body_of(value, places) if body.startswith(MERGED) else b"" if places else str(value).encode()
+        changes.append(Change(key, body, places, returns=returning))
+    try:
+        versions = yield from Client().commit(changes, host.tables.now() + 2 * SECOND)
+    except UnknownOutcomeError:
+        return False
+    except MemstoreError as error:
+        world.note(f"{host.address}: nothing comes back: {error!r}")
+        for key, value in begun:
+            world.ended_return(key, value, None)
+        return False
+    world.note(f"{host.address} brings back {[change.key for change in changes]}: {versions}")
+    version_of = dict(zip([change.key for change in changes], versions, strict=True))
+    for key, value in begun:
+        world.ended_return(key, value, version_of[key])
+    return True
+
+
 # --- what a process does ----------------------------------------------------------------------------------------------
 
 
 def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Any]]) -> Steps[tuple[int, Any] | None]:
     (found,) = yield from reading.read_all(client, [key], lambda _, entry: fetch(entry))
     return found
+
+
+def copy_here(
+    world: World, host: Host, entries: Sequence[tuple[bytes, Entry]], settle: Callable[[Sequence[Entry]], Steps[bool]]
+) -> Steps[bool]:
+    """Copies the bytes of entries as an index process does: see `rules.Fetch`."""
+    tables, copies, filled = host.tables, list[Entry](), list[Place]()
+    standing = tables.standing()
+    for _, entry in entries:
+        places = list[Place]()
+        for place in entry.places:
+            if place.host != host.id:
+                member = None if standing is None else standing.roster.member(place.host)
+                value: Any = None if member is None else (yield from send(member, Fetch(place)))  # pyright: ignore[reportArgumentType]
+                if not value:
+                    give_back(tables, filled)
+                    return False
+                put_id = tables.fill(value)
+                world.taken(value, host.id)
+                place = Place(host.id, put_id, place.segment and put_id)
+                filled.append(place)
+            places.append(place)
+        body = entry.body
+        if body.startswith(MERGED):
+            body = body_of(merged_of(body)[0], tuple(places))
+        copies.append(Entry(entry.version, body, tuple(places), entry.is_mutable))
+    done = yield from settle(copies)
+    if not done:
+        give_back(tables, filled)
+    return done
+
+
+def give_back(tables: SimTables, places: Sequence[Place]) -> None:
+    for place in places:
+        tables.retire(place)
 
 
 def fenced_out() -> Steps[Any]:

@@ -1,0 +1,199 @@
+"""Every call that takes the path of a snapshot takes a URL, or says that it doesn't; none makes a folder "s3:"."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+
+import memstore
+from memstore import CheckpointManager, Snapshot, StateDict
+from memstore.cli.commands import cli
+from memstore.convert import convert
+from memstore.deferred_init import deferred_init, materialize_module
+from memstore.errors import AlreadyExistsError
+from memstore.snapshot.objects import ObjectStorage
+from tests.ranks.launcher import Ranks
+
+ROOT = Path(__file__).parent.parent.parent
+pytestmark = pytest.mark.usefixtures("s3_environment")
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli, [*arguments, "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def taken(url: str, s3_environment: None) -> dict[str, Any]:
+    app_state: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=7)}
+    Snapshot.take(url, app_state)
+    return app_state
+
+
+@pytest.mark.usefixtures("taken")
+def test_commands_take_urls(url: str) -> None:
+    assert run("snapshot", "info", url)["world_size"] == 1
+    assert set(run("snapshot", "ls", url)) == {"0/model/weight", "0/model/bias", "0/progress/step"}
+    assert run("snapshot", "verify", url) == {"ok": True, "compared": True}
+    Snapshot.take(url + "b", {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=8)})
+    assert run("snapshot", "diff", url, url) == []
+    assert len(run("snapshot", "diff", url, url + "b", code=1)) == 3
+    ObjectStorage(url).publish("memstore_snapshot.0123456789abcdef.claim", b"", durable=True)
+    assert run("snapshot", "prune", url)["kept"] == 1
+    assert run("snapshot", "prune", url, "--older-than", "0")["objects"] == 1
+    assert run("snapshot", "verify", url)["ok"]
+
+
+def test_prune_is_for_urls(root: str) -> None:
+    result = CliRunner().invoke(cli, ["snapshot", "prune", root])
+    assert result.exit_code == 2
+    assert "say a URL" in result.output
+
+
+def test_the_command_for_steps_takes_urls(url: str) -> None:
+    with CheckpointManager(url, keep_last=None, async_=False) as manager:
+        for step in (1, 2):
+            manager.save(step, {"progress": StateDict(step=step)})
+    assert [one["step"] for one in run("checkpoints", url)] == [1, 2]
+    assert run("checkpoints", url, "--prune", "--keep-last", "1", "--yes")["removed"] == [f"{url}/step-000001"]
+    assert manager.steps() == [2]
+
+
+def test_conversions_come_from_urls_and_go_there(url: str, taken: dict[str, Any], tmp_path: Path) -> None:
+    weight = taken["model"].weight
+    done = convert(url, tmp_path / "folder")
+    assert (done.source, done.source_format, done.target_format) == (url, "snapshot", "snapshot")
+    Snapshot(str(tmp_path / "folder")).verify()
+    done = convert(tmp_path / "folder", url + "b")
+    assert done.target == url + "b"
+    Snapshot(url + "b").verify()
+    assert torch.equal(Snapshot(url + "b").read_object("0/model/weight"), weight)
+    with pytest.raises(AlreadyExistsError):
+        convert(tmp_path / "folder", url + "b")
+    with pytest.raises(ValueError, match="in a bucket lie snapshots"):
+        convert(tmp_path / "folder", url + "c", target_as="torch")
+    assert run("convert", url, str(tmp_path / "model.pt"))["tensors"] == 2
+
+
+def test_a_deferred_module_comes_from_a_url(url: str, taken: dict[str, Any]) -> None:
+    for source in (url, Snapshot(url)):
+        module = deferred_init(torch.nn.Linear, 3, 2)
+        materialize_module(module, source=source)
+        assert torch.equal(module.weight, taken["model"].weight)
+        with torch.no_grad():
+            module.weight.zero_()
+    assert Snapshot(url).read_object("0/model/weight").any()
+
+
+def test_a_store_gets_a_copy(url: str, taken: dict[str, Any], store: memstore.Store) -> None:
+    store.put("view", Snapshot(url).view())
+    assert torch.equal(store.get("view")["model"]["weight"], taken["model"].weight)
+    run("put", store.root, "copy", url)
+    assert torch.equal(store.get("copy")["model"]["weight"], taken["model"].weight)
+
+
+def _take_and_restore(url: str, options: dict[str, Any]) -> Any:
+    rank = dist.get_rank()
+    both = torch.arange(6.0)
+    given: dict[str, Any] = {"storage_options": options, "replicated": ["state/both"]}
+    Snapshot.take(url, {"state": StateDict(rank=rank, both=both)}, **given)
+    Snapshot.async_take(url + "b", {"state": StateDict(rank=rank, both=both)}, **given).wait(60.0)
+    found: list[Any] = []
+    for place in (url, url + "b"):
+        state = StateDict(rank=-1, both=torch.zeros(6))
+        Snapshot(place, storage_options=options).restore({"state": state})
+        found.append((state["rank"], torch.equal(state["both"], both)))
+    return found
+
+
+def test_several_ranks_take_and_restore(ranks2: Ranks, url: str, s3_options: dict[str, Any]) -> None:
+    assert ranks2.run(_take_and_restore, url, s3_options) == [[(0, True)] * 2, [(1, True)] * 2]
+    Snapshot(url).verify()
+    names = ObjectStorage(url).names()
+    assert not [name for name in names if "claim" in name or "part" in name]
+
+
+def _take_in_memory() -> str:
+    try:
+        Snapshot.take("memory://x/y", {"state": StateDict(x=1)})
+    except (ValueError, memstore.MemstoreError) as error:  # of this rank, or of rank 0
+        return str(error)
+    return ""
+
+
+def test_memory_is_of_one_rank(ranks2: Ranks) -> None:
+    assert all("memory of one process" in found for found in ranks2.run(_take_in_memory))
+
+
+@pytest.mark.full
+def test_the_example_trains_into_a_bucket(url: str) -> None:
+    pytest.importorskip("sklearn")
+    command = [sys.executable, "examples/train_and_resume.py", "--steps", "40", "--to", url]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the same") == 3
+    assert "newest checkpoint is of step" in done.stdout
+
+
+REFUSALS: dict[str, Callable[[Any, str], Any]] = {
+    "attach": lambda store, url: store.attach("k", url),
+    "attach a path": lambda store, url: store.attach("k", Path(url)),
+    "export": lambda store, url: store.export("x", url),
+    "open": lambda store, url: memstore.open(url),
+    "take of a path": lambda store, url: Snapshot.take(Path(url), {}),
+    "manager of a path": lambda store, url: CheckpointManager(Path(url)),
+    "convert a path": lambda store, url: convert(Path(url), "/nowhere/x"),
+    "convert to torch": lambda store, url: convert("/dev/shm", url, target_as="torch"),
+    "other storage": lambda store, url: Snapshot.take(url.replace("s3", "hdfs"), {}),
+    "other storage, manager": lambda store, url: CheckpointManager(url.replace("s3", "http")),
+    "other storage, convert": lambda store, url: convert(url.replace("s3", "hdfs"), "/nowhere/x"),
+}
+
+
+@pytest.mark.parametrize("call", REFUSALS)
+def test_other_calls_refuse_urls_in_words(
+    call: str, url: str, store: memstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.put("x", {"a": torch.ones(2)})
+    with pytest.raises(ValueError, match=r"URL|storage|bucket|folder of this host"):
+        REFUSALS[call](store, url)
+    assert os.listdir(tmp_path) == []
+
+
+def test_tiers_end_in_a_bucket_and_copies_go_there(url: str, root: str) -> None:
+    app_state: dict[str, Any] = {"model": torch.nn.Linear(3, 2)}
+    for take in (Snapshot.take, lambda *given, **more: Snapshot.async_take(*given, **more).wait(60.0)):
+        url += "a"
+        snapshot = take(f"{root}{url[-3:]}", app_state, then=[url])
+        for one in (snapshot, Snapshot(url), Snapshot(f"{root}-nowhere", then=[url])):
+            assert torch.equal(one.read_object("0/model/weight"), app_state["model"].weight)
+    Snapshot(url).copy(f"{root}-copy").verify()
+    copied = Snapshot(f"{root}-copy").copy(url + "copy")
+    assert copied.path == url + "copy"
+    copied.verify()
+    with CheckpointManager(f"{root}-run", then=[url + "run"], async_=False) as manager:
+        manager.save(1, app_state)
+        manager.save(2, app_state)
+    assert CheckpointManager(url + "run").steps() == [1, 2]
+    assert CheckpointManager(f"{root}-empty", then=[url + "run"]).restore(app_state) == 2
+
+
+def test_increments_are_for_folders(url: str, root: str) -> None:
+    with pytest.raises(ValueError, match="base= is for folders"):
+        Snapshot.take(url, {}, base="latest")
+    with pytest.raises(ValueError, match="base= is for folders"):
+        Snapshot.take(root, {}, base=url)
+    with pytest.raises(ValueError, match="incremental= is for folders"):
+        CheckpointManager(url, incremental=True)
