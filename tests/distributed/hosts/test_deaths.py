@@ -26,6 +26,7 @@ from tests.examples import IS_FULL
 from tests.support.history import UNKNOWN, Operation, check, read_history
 from tests.support.hosts import Hosts, why_unavailable
 
+pytestmark = [] if "MEMSTORE_DEATHS_SECONDS" in os.environ else [pytest.mark.full]  # four hosts: half a minute of CPU
 HOSTS = 4
 SECONDS = float(os.environ.get("MEMSTORE_DEATHS_SECONDS", "1200" if IS_FULL else "1"))
 QUIET = 2.5  # seconds after a fault in which owners tell hosts what they couldn't: a death before is a second failure

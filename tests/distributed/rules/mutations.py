@@ -757,10 +757,10 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     write = recovery._write_backups  # pyright: ignore[reportPrivateUsage]
 
-    def anyway(tables: Any, owner: Any, rows: Any, began: int) -> Any:
+    def anyway(tables: Any, owner: Any, *written: Any) -> Any:
         with Patch.context() as inner:
             inner.setattr(Roster, "ids", property(lambda cluster: {owner.id}))
-            return write(tables, owner, rows, began)
+            return write(tables, owner, *written)
 
     patch.setattr(recovery, "_write_backups", anyway)
 
