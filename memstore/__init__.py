@@ -68,9 +68,11 @@ from memstore.errors import (
     MutableEntryError,
     NoBucketError,
     NotAStoreError,
+    NotReplicatedError,
     NotServedError,
     PartialCommitError,
     PermissionDeniedError,
+    QuotaExceededError,
     ReadOnlyError,
     ResourceLimitError,
     SecretError,
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
         HostStatus,
         LeafInfo,
         PendingInfo,
+        QuotaInfo,
         RepairReport,
         ShardInfo,
         StoreStats,
@@ -130,7 +133,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"memstore.{home}"
     for home, names in {
-        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo RepairReport ShardInfo StoreStats "
+        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo QuotaInfo RepairReport ShardInfo StoreStats "
         "StoreSummary VerifyReport",
         "checkpoints": "CheckpointManager",
         "contents": "bytes_read",
@@ -185,9 +188,11 @@ __all__ = [
     "MutableEntryError",
     "NoBucketError",
     "NotAStoreError",
+    "NotReplicatedError",
     "NotServedError",
     "PartialCommitError",
     "PendingInfo",
+    "QuotaInfo",
     "PendingPut",
     "PendingSnapshot",
     "PermissionDeniedError",
@@ -210,6 +215,7 @@ __all__ = [
     "Store",
     "StoreClosedError",
     "StoreDataset",
+    "QuotaExceededError",
     "StoreFullError",
     "StoreStats",
     "StoreSummary",

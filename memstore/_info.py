@@ -166,6 +166,21 @@ def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaInfo:
+    """A quota, as `Store.set_quota` has set it.
+
+    Attributes:
+        prefix: of the keys that it is for.
+        quota: how many bytes they may take together.
+        used: how many they take.
+    """
+
+    prefix: str
+    quota: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingInfo:
     """A sharded put that waits for the parts of other ranks.
 
@@ -306,6 +321,7 @@ class HostStatus:
         monarch: the version of Monarch; empty: it isn't installed.
         trouble: why the host has not answered; empty: it has.
         draining: what it still has, and what is in the way, if it is drained; empty: it isn't.
+        lacking: how many keys it owns that are to have a replica on a second host, and have none.
     """
 
     address: str
@@ -323,6 +339,7 @@ class HostStatus:
     monarch: str = ""
     trouble: str = ""
     draining: str = ""
+    lacking: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@
     │   └── TransportUnavailableError               serve with RDMA, on a host without it
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
+    │   │   └── QuotaExceededError (EDQUOT)         the keys with a prefix may take no more
     │   ├── ResourceLimitError (OSError)            files, their size, memory, mappings, processes
     │   ├── StorageError (OSError)                  storage that hosts share, or an object store: failing
     │   │   └── ThrottledError                      an object store that wants fewer requests
@@ -43,6 +44,7 @@
     └── the hosts (repeating the call is safe)
         ├── HomeUnavailableError (TimeoutError)     the host that has the key doesn't answer
         ├── UnknownOutcomeError                     nobody can say whether the change was made
+        ├── NotReplicatedError                      the value was put, and lies on one host alone
         ├── CrossHostError                          a call for one host, with keys or an entry on others
         ├── StaleMembershipError                    this host was removed from the cluster
         └── NotServedError                          a root isn't served, or can't be
@@ -213,6 +215,28 @@ class StoreFullError(_ErrnoError):
     needed: int | None = None  # bytes that the value takes, where the capacity said no
 
 
+class QuotaExceededError(StoreFullError):
+    """The keys that start with `prefix` would take more bytes than `Store.set_quota` lets them. Nothing was changed.
+
+    `quota` and `used` are bytes, and `requested` those that the call would have added. `errno` is EDQUOT.
+    """
+
+    errno_default = errno.EDQUOT
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        prefix: str = "",
+        quota: int = 0,
+        used: int = 0,
+        requested: int = 0,
+    ) -> None:
+        super().__init__(message, key=key)
+        self.prefix, self.quota, self.used, self.requested = prefix, quota, used, requested
+
+
 class ResourceLimitError(_ErrnoError):
     """The process or the machine ran out of descriptors, memory, mappings or threads, or a file may be no larger.
 
@@ -296,6 +320,14 @@ class LinkRefusedError(MemstoreError):
 
 class UnknownOutcomeError(MemstoreError):
     """A change may or may not have been made, for instance on another host. Repeating the call is safe."""
+
+
+class NotReplicatedError(MemstoreError):
+    """The value was put, and lies on one host alone, though its group is to have replicas. `version`: of the put."""
+
+    def __init__(self, message: str, *, key: str | None = None, version: int = 0) -> None:
+        super().__init__(message, key=key)
+        self.version = version
 
 
 class HomeUnavailableError(MemstoreError, TimeoutError):

@@ -398,6 +398,7 @@ class AsyncStore(Awaits[Store]):
     delete = awaited(Store.delete)
     delete_many = awaited(Store.delete_many)
     clear = awaited(Store.clear)
+    set_policy = awaited(Store.set_policy)
     pop = awaited(Store.pop)
     setdefault = awaited(Store.setdefault)
 
@@ -608,6 +609,8 @@ class AsyncStore(Awaits[Store]):
     attach = awaited(Store.attach)
     export = awaited(Store.export)
     gc = awaited(Store.gc)
+    set_quota = awaited(Store.set_quota)
+    quotas = awaited(Store.quotas)
     verify = awaited(Store.verify)
 
     async def close(self) -> None:

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Literal
 
 import click
 
@@ -277,6 +278,30 @@ def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:
             timeout -= _PATIENCE
             render.complain(f"{in_words(str(error))}. It waits up to {timeout:.3g} s more")
     return memstore.repair(root, timeout=timeout, progress=advance)
+
+
+@cli.command(short_help="Show or set how many bytes the keys with a prefix may take.")
+@root
+@click.argument("prefix", required=False, shell_complete=complete_prefix)
+@click.argument("size", required=False)
+@click.option("--end", is_flag=True, help="End the quota of PREFIX.")
+@as_json
+def quota(root: str, prefix: str | None, size: str | None, end: bool, as_json: bool) -> None:
+    """List the quotas of a store; or, with PREFIX and SIZE ("8GiB"), set how many bytes keys that start so may take."""
+    if end and (prefix is None or size is not None):
+        raise click.UsageError("--end ends the quota of PREFIX: say that, and no SIZE")
+    if prefix is not None and size is None and not end:
+        raise click.UsageError("say SIZE, such as 8GiB, to set the quota of PREFIX; --end ends it")
+    with open_keyspace(root, "r" if prefix is None else "r+") as store:
+        if prefix is not None:
+            store.set_quota(prefix, size)
+        found = store.quotas()
+    if as_json:
+        render.print_json(found)
+        return
+    rows = ((one.prefix, wording.size(one.used), wording.size(one.quota)) for one in found)
+    if not render.write_rows(("prefix", "used", "quota"), rows, right=("used", "quota")):
+        render.console.print("no quotas")
 
 
 @cli.command(short_help="Free the files that nobody holds.")
@@ -585,6 +610,19 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     help="Seconds of a host's silence, after which the seed removes it. Hosts that hear no majority for so long refuse "
     "all calls. Without: never.",
 )
+@click.option(
+    "--replicas",
+    type=click.Choice(("1", "2", "async")),
+    help="On how many hosts each value is to lie, from now on: with 2 a put waits for the second one. Without: as the "
+    "store has it; memstore policy states it for a group.",
+)
+@click.option(
+    "--on-missing",
+    type=click.Choice(("fail", "warn")),
+    default="fail",
+    show_default=True,
+    help="With --replicas: what becomes of a put that finds no second host.",
+)
 def serve(
     root: str,
     address: str,
@@ -600,6 +638,8 @@ def serve(
     hang_after: float,
     promote_after: float | None,
     remove_after: float | None,
+    replicas: str | None,
+    on_missing: str,
 ) -> None:
     """Serve the store to other hosts, until SIGTERM, SIGINT or SIGHUP. MEMSTORE_SECRET_FILE names the secret of all.
 
@@ -624,7 +664,42 @@ def serve(
         hang_after=hang_after,
         promote_after=promote_after,
         remove_after=remove_after,
+        replicas=replicas or "",
+        on_missing=on_missing,
     )
+
+
+@cli.command(short_help="State on how many hosts values are to lie.")
+@root
+@click.argument("group", default="")
+@click.option(
+    "--replicas",
+    type=click.Choice(("1", "2", "async", "default")),
+    required=True,
+    help="2: a put waits for the second host; async: it doesn't; default: as the whole store.",
+)
+@click.option(
+    "--on-missing",
+    type=click.Choice(("fail", "warn")),
+    default="fail",
+    show_default=True,
+    help="What becomes of a put that finds no second host.",
+)
+@as_json
+def policy(root: str, group: str, replicas: str, on_missing: Literal["fail", "warn"], as_json: bool) -> None:
+    """State on how many hosts the values of a GROUP are to lie, the text of keys before their first "/".
+
+    Without GROUP: those of the whole store. ROOT is the store's folder on a host, or the address of one,
+    tcp://IP:PORT.
+    """
+    from memstore.distributed.serving import cluster_of
+
+    number: int | Literal["async"] | None = None
+    if replicas != "default":
+        number = "async" if replicas == "async" else int(replicas)
+    cluster_of(root).set_policy(group, replicas=number, on_missing=on_missing)
+    of = f"group {group!r}" if group else "the whole store"
+    render.tell({"group": group, "replicas": replicas}, f"{of}: replicas {replicas}", as_json=as_json)
 
 
 @cli.command(short_help="Show the hosts that serve the store, and how they are.")
@@ -660,6 +735,9 @@ def _show_status(found: ClusterStatus) -> None:
             render.console.print(render.printable(f"{host.address} does not answer: {host.trouble}"), soft_wrap=True)
         if host.draining:
             render.console.print(render.printable(f"{host.address} is drained: {host.draining}"), soft_wrap=True)
+        if host.lacking:
+            keys = wording.shown(host.lacking, "key", "keys")
+            render.console.print(render.printable(f"{host.address} owns {keys} that lack a replica"), soft_wrap=True)
     for line in found.recovering:
         render.console.print(render.printable(line), soft_wrap=True)
     for who in dict.fromkeys(found.lost.values()):

@@ -1076,6 +1076,45 @@ class Store(Keyspace):
         """
         return describe(self._opened(), key, self._timeout)
 
+    def set_policy(
+        self,
+        prefix: str = "",
+        *,
+        replicas: int | Literal["async"] | None = None,
+        on_missing: Literal["fail", "warn"] = "fail",
+        timeout: float | None = None,
+    ) -> None:
+        """States on how many hosts of a cluster values are to lie. It holds on all hosts, and after they are restarted.
+
+        With 2, a put returns when its value lies on the host that owns its key and on another one: the death of one
+        host takes nothing that was put. What is there already gets its replica in the background. Sharded puts return
+        without waiting for theirs; datasets and replay buffers have none before they are sealed.
+
+        Args:
+            prefix: a group: the text of keys before their first ``/``, which may end in it. Empty: all groups that have
+                no policy of their own.
+            replicas: 2; "async": the second host gets a value after its put has returned; 1: none does; None: the
+                prefix has no policy of its own any more.
+            on_missing: of a put that finds no second host: "fail" raises NotReplicatedError, and "warn" says so in the
+                log of ``memstore``. The value was put in both cases, and gets its replica when a host can have it.
+            timeout: seconds; None: the store's.
+
+        Raises:
+            NotServedError: the store isn't served.
+            HomeUnavailableError: the seed doesn't answer.
+            ValueError: another number, or a prefix with more after a ``/``.
+
+        Example:
+            >>> store.set_policy("policy", replicas=2, on_missing="warn")  # doctest: +SKIP
+        """
+        with between_forks():
+            from memstore.distributed.serving import Cluster
+
+        self._opened()
+        seconds = self._timeout if timeout is None else timeout
+        deadline_after(seconds)  # or ValueError
+        Cluster(self.root).set_policy(prefix, replicas=replicas, on_missing=on_missing, timeout=seconds)
+
     def verify(self, keys: Iterable[str] | None = None, *, progress: Progress | None = None) -> VerifyReport:
         """Looks for damage: in the catalog, and in the records, files and bytes of `keys`, or of all.
 

@@ -73,6 +73,7 @@ _A_PAGE = 1024  # rows
 _LANES = 256
 _LANE = 1  # byte
 _DAMAGED = b""  # the body of a row of `given` whose record was damaged at the owner before
+_HOLDS, _GOES_ON = b"\1", b"\0"  # bodies of rows of `lacking`
 _LENT_VERSION = 0  # in the header of a segment whose version another host assigns, or that is a copy
 
 
@@ -205,7 +206,9 @@ class CatalogTables:
         old = self.standing()
         self._put(tables.CLUSTER, tables.MEMBERS, standing)
         self._standing = standing
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
+        before = None if old is None else (old.is_joining, old.roster.policies)
+        is_other = before != (standing.is_joining, standing.roster.policies)
+        if is_other or standing.is_removed or standing.is_sealed:
             self._change_membership()
 
     def membership(self) -> int:
@@ -610,6 +613,42 @@ class CatalogTables:
 
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.UNNOTED, b"", limit, after)]
+
+    def lacking(self, key: bytes) -> bool | None:
+        """Returns whether notes wait for a replica of a key; None: it lacks none. A damaged row holds up nothing."""
+        try:
+            said = tables.read_body(self._transaction, tables.LACKING, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return False
+        return None if said is None else said == _HOLDS
+
+    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+        if holds is not None:
+            self._put(tables.LACKING, key, _HOLDS if holds else _GOES_ON, adds=True)
+        elif self._transaction.row(tables.LACKING, key) is not None:
+            self._delete(tables.LACKING, key)
+
+    def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
+
+    def replica(self, key: bytes) -> tuple[bytes, int] | None:
+        """Returns a host that has said that it has a replica, and of which version. None, too, of a damaged row."""
+        try:
+            said = tables.read_body(self._transaction, tables.REPLICAS, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            said = None
+        return None if said is None else (said[tables.NUMBER_SIZE :], int.from_bytes(said[: tables.NUMBER_SIZE], "big"))
+
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None:
+        if replica is not None:
+            self._put(tables.REPLICAS, key, tables.pack_number(replica[1]) + replica[0], adds=True)
+        elif self._transaction.row(tables.REPLICAS, key) is not None:
+            self._delete(tables.REPLICAS, key)
+
+    def count_lacking(self) -> int:
+        return self._transaction.count(tables.LACKING)
 
     def note_lost(self, name: bytes, who: str) -> None:
         check_encoded(name)

@@ -110,11 +110,13 @@ class OwnedHere:
             these has left this host.
         may_commit: this host is a member.
         groups: that were asked after, and that this host owns. Puts look into it.
+        roster: of that moment, if values of some groups are to lie on a second host.
     """
 
     def __init__(self, membership: int, standing: Standing) -> None:
         self.membership = membership
         self.may_commit = standing.may_change
+        self.roster = standing.roster if standing.roster.policies else None
         self.groups: set[bytes] = set()
 
 
@@ -310,6 +312,10 @@ class OtherHosts:
         if owned is None or not owned.groups.issuperset(groups):
             owned = self._take_in(groups, deadline)
         return owned.membership if owned.may_commit and owned.groups.issuperset(groups) else None
+
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        roster = None if self._owned is None else self._owned.roster
+        return roster is not None and any(roster.policy_of(group) is not None for group in groups_of(keys))
 
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         groups, owned = groups_of(keys), self._owned

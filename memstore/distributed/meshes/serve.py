@@ -59,6 +59,7 @@ from memstore.distributed.serving import (
     given_secret,
     known_cluster,
     need_monarch,
+    policy_of,
 )
 from memstore.engine import absolute_path, boot_id, deadline_after
 from memstore.errors import MemstoreError, NotServedError, StoreTimeoutError
@@ -85,6 +86,8 @@ def serve(
     secret: str | None = None,
     promote_after: float | None = PROMOTE_AFTER,
     remove_after: float | None = None,
+    replicas: int | Literal["async"] | None = None,
+    on_missing: Literal["fail", "warn"] = "fail",
     timeout: float = 60.0,
 ) -> Cluster:
     """Makes one store of the hosts of Monarch meshes. Returns when all of them are members.
@@ -115,6 +118,9 @@ def serve(
         remove_after: seconds, 30 or more, for which a host may be silent: then the seed removes it, and what it has put
             is lost. **Hosts that don't hear a majority for so long refuse all calls with FencedError.** None: a person
             removes hosts, or this job does, by `Cluster.remove`. See docs/hosts.md.
+        replicas: on how many hosts each value is to lie, from now on and for all hosts of the store, as
+            `Store.set_policy` states it. None: as the store has it, which is 1 of a new one.
+        on_missing: what becomes of a put that finds no second host.
         timeout: seconds. If it takes longer, or fails, the agents that it started are ended, which may take some more
             seconds.
 
@@ -137,6 +143,7 @@ def serve(
     if transport not in get_args(Transport):
         raise ValueError(f"transport {transport!r} is none of {', '.join(get_args(Transport))}")
     promote_after = check_silence(promote_after, remove_after)
+    policy_of("", replicas, on_missing)
     if join is not None and not isinstance(join, Cluster):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"join is a Cluster, as memstore.serve returns it, and not {an_instance(join)}")
     if join is None and not owner:
@@ -163,6 +170,8 @@ def serve(
         raise
     if keep:
         actors.close()
+    if replicas is not None:
+        found.set_policy(replicas=replicas, on_missing=on_missing, timeout=max(deadline - time.monotonic(), 1.0))
     return found
 
 

@@ -13,6 +13,7 @@ fence      what hosts do by themselves when one is silent: a deputy takes over, 
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
 remembering what owners remember of keys that are gone, while removed hosts may come back
 returning  a removed host comes back, as a new member, with what nobody has put or deleted since
+replicas   values that lie on a second host, too: puts that wait for it, and what is mended in the background
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """
@@ -73,6 +74,7 @@ from memstore.distributed.rules.messages import (
     Owners,
     Ownership,
     Place,
+    Policy,
     Prepare,
     Promise,
     Publish,
@@ -80,11 +82,14 @@ from memstore.distributed.rules.messages import (
     Refused,
     Remove,
     Renew,
+    Replicate,
+    Replicated,
     Request,
     Resolve,
     Returning,
     Roster,
     Serve,
+    SetPolicy,
     Stale,
     Standing,
     Stay,
@@ -106,6 +111,7 @@ from memstore.distributed.rules.reading import (
     wait_any_of,
     wait_there,
 )
+from memstore.distributed.rules.replicas import Fetch, Settle
 from memstore.distributed.rules.returning import FormerEntry, FormerRoot
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
 from memstore.distributed.rules.steps import (
@@ -147,6 +153,7 @@ __all__ = [
     "Drain",
     "Entry",
     "Failed",
+    "Fetch",
     "FindBackups",
     "FindOwners",
     "Finish",
@@ -189,6 +196,7 @@ __all__ = [
     "Ownership",
     "Pause",
     "Place",
+    "Policy",
     "Prepare",
     "Promise",
     "Publish",
@@ -200,12 +208,16 @@ __all__ = [
     "Remembered",
     "Remove",
     "Renew",
+    "Replicate",
+    "Replicated",
     "Request",
     "Resolve",
     "Returning",
     "Roster",
     "Send",
     "Serve",
+    "SetPolicy",
+    "Settle",
     "Stale",
     "Standing",
     "Stay",

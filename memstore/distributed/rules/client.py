@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from memstore import errors
 from memstore._wording import conflict, no_key
-from memstore.distributed.rules import owning
+from memstore.distributed.rules import owning, replicas
 from memstore.distributed.rules.messages import (
     BATCH_LIMIT,
     CALL_BYTES_LIMIT,
     KEY_LIMIT,
     LANES,
+    ROWS_LIMIT,
     Answer,
     Backup,
     Call,
@@ -49,6 +51,8 @@ from memstore.distributed.rules.messages import (
     Ownership,
     Place,
     Refused,
+    Replicate,
+    Replicated,
     Request,
     Standing,
     group_of,
@@ -61,6 +65,7 @@ from memstore.errors import (
     CrossHostError,
     HomeUnavailableError,
     MemstoreError,
+    NotReplicatedError,
     StaleMembershipError,
     UnknownOutcomeError,
     VersionConflictError,
@@ -70,6 +75,8 @@ AGAIN = 0.01  # seconds
 FOR_HEIR = 0.1  # seconds between two questions for a group that is being recovered
 _REMEMBERED = 1 << 16  # groups
 _LONGEST = 4096  # characters of an error
+
+log = logging.getLogger("memstore")
 
 
 class DeadlinePassed(Exception):
@@ -165,10 +172,12 @@ class Client:
     Attributes:
         asked: whom a question was sent to last, for errors; None: this host.
         silent: hosts that keep what this host has replaced, and gave no answer: see `recovery.tell_keepers`.
+        keeps_nothing: hosts that gave no answer when they were to have a replica: see `replicas.secure`.
     """
 
     def __init__(self) -> None:
         self.silent: set[bytes] = set()
+        self.keeps_nothing: set[bytes] = set()
         self._owners: dict[bytes, Ownership] = {}
         self._refused: dict[bytes, int] = {}  # the number of the grant that a group's owner has refused
         self._sessions: dict[bytes, int] = {}
@@ -326,11 +335,12 @@ class Client:
 
         Raises:
             UnknownOutcomeError: the changes may have been made, or will be.
+            NotReplicatedError: they were made, and no other host has the values, which are to be on two.
             VersionConflictError, KeyNotFoundError, CrossHostError, HomeUnavailableError, StaleMembershipError.
         """
         attempt = _Attempt(changes, until)
         try:
-            return (yield from self._commit(attempt))
+            versions = yield from self._commit(attempt)
         except DeadlinePassed as passed:
             why: Exception = passed
             if attempt.is_made:
@@ -340,11 +350,75 @@ class Client:
             error: MemstoreError = unavailable(changes[0].key, asked, passed)
         except MemstoreError as failure:
             why = error = failure
+        else:
+            yield from self._replicate(attempt, versions)
+            return versions
         if attempt.is_sent and attempt.owner is not None and not isinstance(error, UnknownOutcomeError):
             error = unknown(changes[0].key, attempt.owner, why)
         if not isinstance(error, UnknownOutcomeError):
             yield from give_back([place for change in changes for place in change.places])
         raise error
+
+    def _replicate(self, attempt: _Attempt, versions: Sequence[int]) -> Steps[None]:
+        """Waits until a second host has what was put, where that is to be: see `replicas.py`."""
+        standing = yield from view(lambda tables: tables.standing())
+        puts = [
+            (change.key, version)
+            for change, version in zip(attempt.changes, versions, strict=True)
+            if change.body is not None and not change.is_mutable and replicas.is_sync(standing, change.key)
+        ]
+        if standing is None or not puts:
+            return
+        keys, owner, why = [key for key, _ in puts], attempt.owner, Failed("StoreTimeoutError", "within the timeout")
+        missing: dict[bytes, Failed] = {}
+        try:
+            if owner is None:
+                missing = yield from replicas.secure(keys, self.keeps_nothing)
+            else:
+                missing = yield from self._report(standing, owner, puts, attempt.grants)
+            yield from replicas.go_on_without(missing if owner is None else ())
+            if owner is None:
+                yield from tell_keepers(keys, self.silent)
+        except DeadlinePassed:
+            missing = missing or dict.fromkeys(keys, why)
+            if owner is None:
+                yield from replicas.go_on_without(missing)
+                if (yield from view(lambda tables: any(map(tables.is_unnoted, keys)))):
+                    raise not_replicated(keys[0], versions[0], why.text) from None
+        for key, failed in missing.items():
+            policy = standing.roster.policy_of(group_of(key))
+            version = dict(puts)[key]
+            error = not_replicated(key, version, failed.text)
+            if policy is None or policy.fails:
+                raise error
+            log.warning("%s", str(error))
+
+    def _report(
+        self,
+        standing: Standing,
+        owner: Member,
+        puts: Sequence[tuple[bytes, int]],
+        grants: Mapping[bytes, Grant],
+    ) -> Steps[dict[bytes, Failed]]:
+        """Tells the owner what this host keeps. Returns the keys that are on no second host, and why."""
+        missing: dict[bytes, Failed] = {}
+        for first in range(0, len(puts), ROWS_LIMIT):
+            some = puts[first : first + ROWS_LIMIT]
+            rows = tuple((key, grants[group_of(key)]) for key, _ in some)
+            kept = yield from view(lambda tables, some=some: tuple(replicas.kept(tables, *put) for put in some))
+            request = Replicate(owner.id, rows, standing.member, kept)
+            while True:
+                answer = yield from send(owner, request)
+                if isinstance(answer, Replicated) and len(answer.versions) == len(some):
+                    break
+                if isinstance(answer, Refused):
+                    answer = Replicated((0,) * len(some), 0, Failed("HomeUnavailableError", answer.why))
+                    break
+                yield from pause(AGAIN)
+            for (key, _), at in zip(some, answer.versions, strict=True):
+                if not at and answer.why is not None:
+                    missing[key] = answer.why
+        return missing
 
     def _commit(self, attempt: _Attempt) -> Steps[tuple[int, ...]]:
         changes, self.asked = attempt.changes, None
@@ -408,6 +482,7 @@ class Client:
                 answer = yield from transact(lambda tables: lend(tables, seen.membership, lent))
                 if not isinstance(answer, Done):
                     return answer
+            attempt.grants = owner.grants
             keys = [change.key for change in changes]
             request = Commit(call, changes, owner.of(keys), seen.standing.member)
             answer = yield from repeated(member, request, attempt)
@@ -426,7 +501,7 @@ class Client:
             return Failed("StoreTimeoutError", "its time was over before its owner had heard of it")
         if isinstance(answer, Committed):
             attempt.is_sent = True
-            rows = _to_keep(changes, owner, answer)
+            rows = _to_keep(changes, owner, answer, seen.standing)
             if not (yield from keep(member, rows, seen.now, replaced=answer.replaced)):
                 raise unknown(changes[0].key, member, DeadlinePassed("it was removed"))
             attempt.is_sent = False
@@ -493,17 +568,20 @@ class _Attempt(Delivery):
         super().__init__()
         self.changes, self.until = changes, until
         self.owner: Member | None = None
+        self.grants: Mapping[bytes, Grant] = {}
         self.is_made = False
 
 
-def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed) -> list[ToKeep]:
+def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed, standing: Standing) -> list[ToKeep]:
     """Returns what this host keeps of changes that another host has made."""
     rows: list[ToKeep] = []
     for change, version in zip(changes, answer.versions, strict=True):
         if change.body is not None and is_kept(change):
             grant = owner.grants[group_of(change.key)]
-            backup = Backup(version, grant.number, change.body, change.places, change.is_mutable)
-            rows.append(ToKeep(change.key, version, grant, None if change.renews else backup))
+            is_replica = bool(change.places) and not change.is_mutable and replicas.is_sync(standing, change.key)
+            backup = Backup(version, grant.number, change.body, change.places, change.is_mutable, is_replica)
+            own = backup if is_replica else None
+            rows.append(ToKeep(change.key, version, grant, None if change.renews else backup, replica=own))
     return rows
 
 
@@ -644,6 +722,16 @@ def unknown_replaced(what: bytes, why: Exception) -> UnknownOutcomeError:
         f"{key!r}: it was changed here, and a host that keeps the version before could not be told of it within the "
         f"timeout{_reason(why)}: that may come back if this host is removed now",
         key=key,
+    )
+
+
+def not_replicated(what: bytes, version: int, why: str) -> NotReplicatedError:
+    key = what.decode(errors="replace")
+    return NotReplicatedError(
+        f"{key!r}: it was put, as version {version}, and no other host has it, which its policy asks for ({why}): it "
+        "gets its replica when a host can have it (memstore status); to put it again is safe",
+        key=key,
+        version=version,
     )
 
 

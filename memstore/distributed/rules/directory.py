@@ -42,7 +42,7 @@ from memstore.distributed.rules.messages import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, is_outdated, is_pending
+from memstore.distributed.rules.recovery import NotRecovered, forget_replica, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -639,6 +639,9 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
         if entry is None:
             continue
         tables.delete_record(key)
+        tables.put_keepers(key, ())  # they count no more; if the group comes back, nobody has kept them up to date
+        tables.put_unnoted(key, False)
+        forget_replica(tables, key)
         for place in entry.places:
             if place.host == standing.member:
                 with passing_over(tables, key):

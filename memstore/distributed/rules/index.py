@@ -18,6 +18,7 @@ from memstore.distributed.rules import (
     promotion,
     recovery,
     remembering,
+    replicas,
     returning,
     roster,
     sharded,
@@ -66,6 +67,7 @@ from memstore.distributed.rules.messages import (
     Open,
     Opened,
     Place,
+    Policy,
     Prepare,
     Promise,
     Publish,
@@ -74,12 +76,14 @@ from memstore.distributed.rules.messages import (
     Release,
     Remove,
     Renew,
+    Replicate,
     Request,
     Resolve,
     Return,
     Returns,
     Roster,
     Serve,
+    SetPolicy,
     Silence,
     Stale,
     Standing,
@@ -90,7 +94,7 @@ from memstore.distributed.rules.messages import (
     WatchGroup,
     group_of,
 )
-from memstore.distributed.rules.steps import Steps, Tables, pause, send, transact, view
+from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, transact, view
 from memstore.engine import attempts
 from memstore.errors import CorruptionError
 
@@ -163,8 +167,10 @@ class Index:
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
         self.returns: list[returning.Returns] = []
+        self.replicas = replicas.Replicas(clock)
+        self._untold: set[bytes] = set()  # keepers that gave no answer when they were to be told of a put
         self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
-        self._stale: int | None = None  # the same, for backups that don't count any more
+        self._stale: tuple[int, int] | None = None  # the same, for backups that don't count any more; and the epoch
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -206,6 +212,10 @@ class Index:
                 keys = [change.key for change in request.changes]
                 return self._once_noted(tables, keys, owning.commit(tables, standing, request), request.keeper)
             case Note():
+                for key, upto in request.rows:
+                    backup = tables.backup(key)
+                    if backup is not None and backup.version <= upto:
+                        self._audit.look_again(backup.places)  # of its bytes nobody else may say that they can go
                 return recovery.take_note(tables, request)
             case Keep():
                 refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
@@ -254,6 +264,8 @@ class Index:
                 return self._leases.answer(standing, self.seed, request)
             case AskSilence():
                 return self._watch.answer(standing, request)
+            case Replicate():
+                return Later()  # it takes steps: see `replicate`
             case _:
                 return self._answer_of_roster(tables, standing, request)
 
@@ -261,9 +273,11 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return,
+        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return | SetPolicy,
     ) -> Answer:
         match request:
+            case SetPolicy():
+                return roster.set_policy(tables, standing, self.seed, request)
             case Ask():
                 return roster.answer_ask(tables, standing, self.seed, request)
             case Remove():
@@ -327,7 +341,7 @@ class Index:
                 return isinstance(answer, Later) and request.milliseconds > 0
             case ClaimGroups() | FindOwners() | HandOver():
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
-            case Remove() | Drain() | Finish() | BringGroups():
+            case Remove() | Drain() | Finish() | BringGroups() | SetPolicy():
                 return isinstance(answer, Later)
             case Inherit() | Recovered() | Return():
                 return isinstance(answer, Later)
@@ -531,8 +545,12 @@ class Index:
             yield from roster.drop_lost(self.seed)
             yield from draining.forget_gone()
             self._swept = standing.losses, standing.roster.returns
-        elif self._stale != standing.losses and not standing.roster.departed and (yield from recovery.drop_stale()):
-            self._stale = standing.losses
+        elif (
+            self._stale != _stale_at(standing)
+            and not standing.roster.departed
+            and (yield from recovery.drop_stale(self._audit.look_again))
+        ):
+            self._stale = _stale_at(standing)
         yield from remembering.forget_all()
         has_kept = yield from directory.settle_kept(standing, self._refused)
         return standing.is_joining or has_kept or is_heir
@@ -547,6 +565,41 @@ class Index:
             if not one.is_over and not (yield from one.run()):
                 return True
         return False
+
+    # --- replicas -----------------------------------------------------------------------------------------------------
+
+    def is_copied_first(self, tables: Tables, request: Request) -> bool:
+        """Returns whether a request is answered by `commit_copied`."""
+        return isinstance(request, Commit) and replicas.is_copied_first(tables.standing(), request)
+
+    def commit_copied(self, request: Commit, fetch: replicas.Fetch) -> Steps[Answer]:
+        answer = yield from replicas.commit_copied(request, fetch)
+        keys = [change.key for change in request.changes]
+        return (yield from view(lambda tables: self._once_noted(tables, keys, answer)))
+
+    def replicate(self, request: Replicate, fetch: replicas.Fetch) -> Steps[Answer]:
+        """Answers a host that wants this one to have replicas, or has some of what this one owns."""
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None or self._lease.is_over:
+            return Later()
+        if request.owner == standing.member:
+            return (yield from replicas.hold(request, fetch, self.replicas.silent, self._untold))
+        return (yield from replicas.keep_replicas(request, fetch))
+
+    def fill_up(self, fetch: replicas.Fetch) -> Steps[bool]:
+        """Has other hosts keep what lacks a replica. Returns whether some is left."""
+        return (yield from self.replicas.run(fetch))
+
+    def state_policy(self, policy: Policy, *, drops: bool = False) -> Steps[Answer | None]:
+        standing = yield from view(lambda tables: tables.standing())
+        if standing is None:
+            return None
+        request = SetPolicy(policy, drops)
+        if standing.is_seed:
+            return (
+                yield from transact(lambda tables: roster.set_policy(tables, own_standing(tables), self.seed, request))
+            )
+        return (yield from send(standing.seed, request))
 
     def note(self) -> Steps[bool]:
         return (yield from self.notes.run())
@@ -622,3 +675,8 @@ class Index:
             connected: sessions that have a connection, or had one since this was last called.
         """
         return (yield from self._sessions.run(connected))
+
+
+def _stale_at(standing: Standing) -> tuple[int, int]:
+    """Returns when backups are to be looked through: after a loss; with replicas also after a hand-over, an epoch."""
+    return standing.losses, standing.roster.epoch if standing.roster.policies else 0

@@ -21,6 +21,7 @@ CALL_BYTES_LIMIT = 120 << 20  # of the changes of one call: a message has 128 Mi
 BATCH_LIMIT = 1 << 16  # keys of a call, which is one message, of one moment
 KEY_LIMIT = 500  # bytes
 LANES = 256
+POLICIES_LIMIT = 256
 LONGEST_WAIT = 10_000  # milliseconds that a host keeps a question
 EPOCH_BITS = 40  # versions that are assigned under a grant are above `epoch << EPOCH_BITS`
 MOST_EPOCHS = 1 << 22  # that a root which joins may have seen: as many are left, of the numbers below 2^63
@@ -98,6 +99,22 @@ class Departed(msgspec.Struct, frozen=True, array_like=True):
 Returns = tuple[tuple[bytes, bytes], ...]
 
 
+class Policy(msgspec.Struct, frozen=True, array_like=True):
+    """How many hosts are to have the values of a group: see `replicas.py`.
+
+    Attributes:
+        group: None: every group that has no policy of its own.
+        replicas: hosts that have each value, its owner among them: 1 or 2.
+        is_async: a put returns before the second host has its value.
+        fails: a put that finds no second host fails; else it goes on, and says so.
+    """
+
+    group: Group | None
+    replicas: Annotated[int, Meta(ge=1, le=2)]
+    is_async: bool = False
+    fails: bool = True
+
+
 class Roster(msgspec.Struct, frozen=True, array_like=True):
     """The members of an epoch. Only the seed makes another one.
 
@@ -115,6 +132,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         departed: members that were removed, until their groups have owners again.
         returns: members that were removed and may come back, each with the member that brings back what it had (empty:
             none yet). See `returning.py`.
+        policies: how many hosts are to have the values of groups: POLICIES_LIMIT at most.
     """
 
     cluster: bytes
@@ -131,6 +149,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     leased: tuple[bytes, ...] = ()
     departed: tuple[Departed, ...] = ()
     returns: Returns = ()
+    policies: tuple[Policy, ...] = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:
@@ -164,6 +183,14 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
     def may_return(self, member: bytes) -> bool:
         """Returns whether a member that was removed may come back."""
         return any(member == former for former, _ in self.returns)
+
+    def policy_of(self, group: bytes) -> Policy | None:
+        """Returns the policy of a group whose values are to have replicas; None: they are to have none."""
+        if not self.policies:
+            return None
+        rows = {policy.group: policy for policy in self.policies}
+        found = rows.get(group) or rows.get(None)
+        return None if found is None or found.replicas < 2 else found
 
     @property
     def seed_address(self) -> str:
@@ -337,6 +364,7 @@ class Backup(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         number: of the grant by which the owner was asked.
         body, places, is_mutable: as of `Entry`.
+        is_replica: the bytes are a replica, which no record of the owner names.
     """
 
     version: Number
@@ -344,6 +372,7 @@ class Backup(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
     places: Annotated[tuple[Place, ...], Meta(max_length=1 << 16)] = ()
     is_mutable: bool = False
+    is_replica: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -437,11 +466,16 @@ class Resolve(msgspec.Struct, frozen=True, array_like=True, tag=7):
 
 
 class Named(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """Asks whether the record of this key names this place. Its answer is `IsNamed`."""
+    """Asks whether the record of this key names this place. Its answer is `IsNamed`.
+
+    Attributes:
+        keeps: the version that its host keeps there; 0: it keeps none. The present one is as good as named.
+    """
 
     key: Key
     place: Place
     grant: Grant
+    keeps: Number = 0
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag=9):
@@ -851,6 +885,39 @@ class CameBack(msgspec.Struct, frozen=True, array_like=True, tag=112):
     names: Annotated[tuple[Key, ...], Meta(max_length=ROWS_LIMIT)]
 
 
+class SetPolicy(msgspec.Struct, frozen=True, array_like=True, tag=35):
+    """Says how many hosts are to have the values of a group. Its answer is `IsRoster`, or `Refused`.
+
+    Attributes:
+        drops: the group is to have no policy of its own any more.
+    """
+
+    policy: Policy
+    drops: bool = False
+
+
+class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
+    """Asks a host to have replicas of the present values of these keys; or tells their owner that the sender has some.
+
+    Its answer is `Replicated`, when that is done, or `Refused`.
+
+    Attributes:
+        owner: of the keys.
+        rows: keys, each with the grant by which the sender knows the owner.
+        sender: the host that asks.
+        kept: to the owner: the version of each key that the sender keeps; 0: none.
+    """
+
+    owner: Id
+    rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    sender: Id
+    kept: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)] = ()
+
+    def __post_init__(self) -> None:
+        if self.kept and len(self.kept) != len(self.rows):
+            raise ValueError(f"{len(self.kept)} versions of {len(self.rows)} keys")
+
+
 class Meet(msgspec.Struct, frozen=True, array_like=True, tag=46):
     """Asks a host who it is, and says which cluster the asker knows. Its answer is `Met`.
 
@@ -1082,15 +1149,28 @@ class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
     fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
 
 
+class Replicated(msgspec.Struct, frozen=True, array_like=True, tag=105):
+    """What became of each key: the version of which there is a replica now; 0: there is none.
+
+    Attributes:
+        nbytes: that were copied.
+        why: of the first key without a replica; None: it is deleted, or another host owns it now.
+    """
+
+    versions: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)]
+    nbytes: Number = 0
+    why: Failed | None = None
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
-    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
+    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack | SetPolicy | Replicate
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp | Offered
+    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp | Offered | Replicated
 )  # fmt: skip

@@ -53,7 +53,7 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, note_change
+from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, let_go, note_change, note_lacking
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError
 
@@ -87,6 +87,7 @@ from memstore.errors import CorruptionError, MemstoreError
 
 LAST = 3_600_000_000_000  # nanoseconds that a session lasts without a connection
 LOOK = 60_000_000_000  # nanoseconds between two looks, as they are counted
+_REPLICAS_EVERY = 8  # passes of an audit
 _ENDED_AT_ONCE = 16  # sessions in one transaction: each has up to 256 calls
 _SEALED_BY_NOBODY = "it was deleted while it was sealed: nothing was put"
 _IS_MUTABLE = "it is a dataset or a replay buffer, whose rows are written in place: open it as such, or delete it"
@@ -170,7 +171,8 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
             tables.pass_over(key, error)
             tables.put_damaged(key)
             continue
-        tables.drop_backup(key)
+        let_go(tables, key, entry.places)
+        note_lacking(tables, standing, Change(key, b"", is_mutable=entry.is_mutable), is_alone=False)
         for place in entry.places:
             if is_here(standing, place):
                 with passing_over(tables, key):
@@ -259,7 +261,14 @@ def _admit_listing(tables: Tables, standing: Standing, request: List | WaitAny) 
 def are_named(tables: Tables, standing: Standing, request: Named) -> Answer:
     """Answers whether a record names a place, or a part that waits for others."""
     refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
-    return refused or IsNamed(is_named(tables, request.key, request.place))
+    return refused or IsNamed(is_named(tables, request.key, request.place) or _is_kept(tables, request))
+
+
+def _is_kept(tables: Tables, request: Named) -> bool:
+    """Returns whether a place has what its host is to keep of the key: the present version, in bytes of its own."""
+    entry = tables.head(request.key)
+    is_present = entry is not None and request.keeps == entry.version
+    return is_present and (request.place.host, request.keeps) in tables.keepers(request.key)
 
 
 def is_named(tables: Tables, key: bytes, place: Place) -> bool:
@@ -300,8 +309,12 @@ def is_unclaimed(tables: Tables, standing: Standing, group: bytes) -> bool:
 # --- changing ---------------------------------------------------------------------------------------------------------
 
 
-def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
-    """Makes a commit that another host has sent."""
+def commit(tables: Tables, standing: Standing, request: Commit, copied: Sequence[Change] | None = None) -> Answer:
+    """Makes a commit that another host has sent.
+
+    Args:
+        copied: its changes, with bytes that were copied to this host.
+    """
     answered = answer_again(tables, request.call)
     if answered is not None:
         return answered
@@ -318,7 +331,7 @@ def commit(tables: Tables, standing: Standing, request: Commit) -> Answer:
     if refused is not None:
         return refused
     keepers = () if request.keeper is None else (request.keeper,)
-    answer = strange or apply(tables, standing, request.changes, keepers)
+    answer = strange or apply(tables, standing, copied or request.changes, keepers)
     if isinstance(answer, Committed) and request.keeper is not None:
         answer = Committed(answer.versions, tuple(due(tables, keys).get(request.keeper, ())))
     return keep_answer(tables, request.call, answer)
@@ -572,14 +585,23 @@ def give_back(places: Sequence[Place]) -> Steps[None]:
 
 
 def release(tables: Tables, standing: Standing, request: Release) -> Answer:
-    """Retires what is lent. What records of this host name by now is not: the release is an old one then."""
+    """Retires what is lent. What records of this host name by now is not: the release is an old one then.
+
+    A record has named a replica, too, until its owner had copied the bytes.
+    """
     for place in request.places:
         with passing_over(tables, b"segment %016x" % place.segment):
             lent = tables.lent(place) if place.host == standing.member else None
-            if lent is not None:
+            if lent is not None and not _is_replica(tables, lent.key, place):
                 drop_named(tables, lent.key, place)
                 tables.retire(place)
     return Done()
+
+
+def _is_replica(tables: Tables, key: bytes, place: Place) -> bool:
+    """Returns whether bytes are a replica's, which goes when its owner says that the version is replaced."""
+    backup = tables.backup(key)
+    return backup is not None and backup.is_replica and place in backup.places
 
 
 def pay(is_pinned: Callable[[Place], bool]) -> Steps[None]:
@@ -612,8 +634,8 @@ class Audit:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._losses = 0
-        self._seen: set[Place] = set()
+        self._losses = self._passes = 0
+        self._seen: dict[Place, int] = {}  # and the version that this host keeps there; 0: none
         self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
     def run(self) -> Steps[None]:
@@ -624,12 +646,26 @@ class Audit:
         if self._losses != standing.losses:
             self._seen.clear()
         self._losses = standing.losses
+        self._passes += 1
         now, after = self._clock(), 0
         while rows := (yield from view(lambda tables, start=after: tables.all_lent(start, ROWS_LIMIT))):
             after = rows[-1][0].put_id
+            if standing.roster.policies and self._passes % _REPLICAS_EVERY == 0:
+                yield from self._forget_replaced(rows)
             for place, lent in rows:
                 if place not in self._seen and lent.until <= now:
                     yield from self._look_at(standing, place, lent)
+
+    def look_again(self, places: Iterable[Place]) -> None:
+        """Notes that these may be named no more."""
+        for place in places:
+            self._seen.pop(place, None)
+
+    def _forget_replaced(self, rows: Sequence[tuple[Place, Lent]]) -> Steps[None]:
+        """Looks again at bytes of which this host has kept a version, and keeps it no longer: no record named them."""
+        kept = [(place, lent.key) for place, lent in rows if place in self._seen]
+        found = yield from view(lambda tables: [_keeps(tables, key, place) for place, key in kept])
+        self.look_again(place for (place, _), keeps in zip(kept, found, strict=True) if keeps != self._seen.get(place))
 
     def _look_at(self, standing: Standing, place: Place, lent: Lent) -> Steps[None]:
         if lent.session and not (yield from self._resolved(standing, lent)):
@@ -642,7 +678,8 @@ class Audit:
         if row is None or _has_nothing(standing, row):
             yield from transact(lambda tables: self._retire(tables, place, lent))
             return
-        request = Named(lent.key, place, row.grant)
+        keeps = yield from view(lambda tables: _keeps(tables, lent.key, place))
+        request = Named(lent.key, place, row.grant, keeps)
         owner = standing.roster.member(row.owner)
         if row.owner == standing.member:
             answer = yield from transact(lambda tables: are_named(tables, own_standing(tables), request))
@@ -655,7 +692,7 @@ class Audit:
         elif isinstance(answer, IsNamed):
             if owner is not None and owner.id != standing.member:
                 yield from self._keep(owner, row, place, lent)
-            self._seen.add(place)
+            self._seen[place] = keeps
 
     def _keep(self, owner: Member, row: Ownership, place: Place, lent: Lent) -> Steps[None]:
         """Keeps what the owner names, if the process that put it was killed before it could."""
@@ -681,6 +718,12 @@ class Audit:
             if tables.lent(place) == lent and not is_named(tables, lent.key, place):
                 drop_named(tables, lent.key, place)
                 tables.retire(place)
+
+
+def _keeps(tables: Tables, key: bytes, place: Place) -> int:
+    """Returns the version that this host keeps in these bytes; 0: none."""
+    backup = tables.backup(key)
+    return backup.version if backup is not None and place in backup.places else 0
 
 
 def _has_nothing(standing: Standing, row: Ownership) -> bool:

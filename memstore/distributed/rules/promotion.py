@@ -329,7 +329,8 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
     leavers, known = newest.leavers, newest.members
-    changed = (deputies, voters, holders, leavers, base, newest.lease, newest.leased, newest.departed, newest.returns)
+    as_before = (newest.lease, newest.leased, newest.departed, newest.returns, newest.policies)
+    changed = (deputies, voters, holders, leavers, base, *as_before)
     adopt(tables, Roster(newest.cluster, term, epoch, known, member, *changed))
     standing = tables.standing()
     assert standing is not None

@@ -122,6 +122,7 @@ def note_change(
         is_alone: it is one, which writes it over an older one before anybody hears that it was put. One of several
             need not have when a rank of another host returns: it is told of the older one.
     """
+    note_lacking(tables, standing, change, is_alone=is_alone)
     known, keep = tables.keepers(change.key), is_kept(change)
     if not known and not (keepers and keep):
         return
@@ -131,6 +132,30 @@ def note_change(
         rows += [(host, version) for host in keepers]
     tables.put_keepers(change.key, rows)
     tables.put_unnoted(change.key, any(at != version for _, at in rows))
+
+
+def note_lacking(tables: Tables, standing: Standing, change: Change, *, is_alone: bool) -> None:
+    """Notes, in the transaction of a change, that its value is to have a replica: see `replicas.py`.
+
+    Where the put waits for it, keepers aren't told before that an older version is replaced: after a death, that is the
+    one which was acknowledged.
+
+    Args:
+        is_alone: one host puts it. Ranks of a sharded put don't wait.
+    """
+    policy = standing.roster.policy_of(group_of(change.key))
+    if policy is not None and change.body is not None and not change.is_mutable:
+        tables.put_lacking(change.key, is_alone and not policy.is_async)
+    else:
+        forget_replica(tables, change.key)
+
+
+def forget_replica(tables: Tables, key: bytes) -> None:
+    """Notes that a key is to have no replica: it is deleted, or another host's."""
+    if tables.lacking(key) is not None:
+        tables.put_lacking(key, None)
+    if tables.replica(key) is not None:
+        tables.put_replica(key, None)
 
 
 def keep_current(tables: Tables, request: Keep) -> Answer:
@@ -161,7 +186,7 @@ def due(tables: Tables, keys: Collection[bytes]) -> dict[bytes, list[tuple[bytes
     found: dict[bytes, list[tuple[bytes, int]]] = {}
     standing = tables.standing()
     for key in keys if standing is not None else ():
-        if not tables.is_unnoted(key):
+        if not tables.is_unnoted(key) or tables.lacking(key):
             continue
         version = _version_of(tables, key)
         uptos: dict[bytes, int] = {}
@@ -279,7 +304,11 @@ class Notes:
 
 
 def _all_due(tables: Tables) -> tuple[Standing | None, list[bytes], dict[bytes, list[tuple[bytes, int]]]]:
-    keys = tables.all_unnoted(b"", PORTION)
+    """Finds a portion of keys of which somebody is to be told now."""
+    keys, after = list[bytes](), b""
+    while len(keys) < PORTION and (page := tables.all_unnoted(after, PORTION)):
+        keys += [key for key in page if not tables.lacking(key)]
+        after = page[-1]
     return tables.standing(), keys, due(tables, keys)
 
 
@@ -301,9 +330,25 @@ def _drop_replaced(tables: Tables, rows: Sequence[tuple[bytes, int]]) -> None:
     for key, upto in rows:
         backup = tables.backup(key)
         if backup is not None and backup.version <= upto:
-            tables.drop_backup(key)
+            let_go(tables, key)
         if tables.void(key)[0] < upto:
             tables.put_void(key, upto)
+
+
+def let_go(tables: Tables, key: bytes, others: Collection[Place] = ()) -> None:
+    """Drops what this host keeps of a key, with its bytes, if they are a replica's: no record names these.
+
+    Args:
+        others: bytes that stay.
+    """
+    backup, standing = tables.backup(key), tables.standing()
+    tables.drop_backup(key)
+    for place in backup.places if backup is not None and backup.is_replica else ():
+        if place not in others and standing is not None and place.host == standing.member:
+            try:
+                tables.retire(place)
+            except CorruptionError as error:
+                tables.pass_over(key, error)
 
 
 class ToKeep(msgspec.Struct):
@@ -312,6 +357,7 @@ class ToKeep(msgspec.Struct):
     Attributes:
         version: 0: the one that names `place`.
         backup: None: its owner is to be asked for it.
+        replica: what is kept of it, whatever the owner's record names; None: what that names.
     """
 
     key: bytes
@@ -319,6 +365,7 @@ class ToKeep(msgspec.Struct):
     grant: Grant
     backup: Backup | None = None
     place: Place | None = None
+    replica: Backup | None = None
 
 
 def keep(
@@ -347,6 +394,8 @@ def keep(
                 entry = answer.entries[0]
                 if entry is None or (row.place is not None and row.place not in entry.places):
                     left.remove(row)
+                elif row.replica is not None and row.replica.version == entry.version:
+                    row.backup = row.replica
                 else:
                     row.backup = Backup(entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable)
             elif isinstance(answer, NotOwner | Refused):
@@ -376,7 +425,11 @@ def _write_backups(
     for row in rows:
         known = tables.backup(row.key)
         assert row.backup is not None
+        if row.backup.is_replica and not all(map(tables.is_there, row.backup.places)):
+            continue  # an audit has given the bytes back: the owner's record doesn't name them
         if max(known.version if known else 0, tables.void(row.key)[0]) < row.backup.version:
+            if known is not None and known.is_replica:
+                let_go(tables, row.key, row.backup.places)
             tables.put_backup(row.key, row.backup)
     return True
 
@@ -408,11 +461,11 @@ def drop_voids() -> Steps[None]:
         yield from pause(_BETWEEN)
 
 
-def drop_named(tables: Tables, key: bytes, place: object) -> None:
+def drop_named(tables: Tables, key: bytes, place: Place) -> None:
     """Forgets what is kept of a key, if it names bytes that go."""
     backup = tables.backup(key)
     if backup is not None and place in backup.places:
-        tables.drop_backup(key)
+        let_go(tables, key, [place])
 
 
 def is_outdated(row: Ownership | None, number: int) -> bool:
@@ -424,10 +477,13 @@ def is_outdated(row: Ownership | None, number: int) -> bool:
     return row is not None and row.grant.number < number
 
 
-def drop_stale() -> Steps[bool]:
+def drop_stale(dropped: Callable[[Sequence[Place]], None]) -> Steps[bool]:
     """Drops what this host keeps of groups that were handed over since, or are its own, or nobody's.
 
     Returns whether the directory has answered for all of them.
+
+    Args:
+        dropped: is told whose bytes these were: an audit finds out whether records name them.
     """
     standing = yield from view(own_standing)
     after: bytes = b""
@@ -447,6 +503,7 @@ def drop_stale() -> Steps[bool]:
                 stale.append((key, backup))
         if stale:
             yield from transact(lambda tables, some=stale: _drop_backups(tables, some))
+            dropped([place for _, backup in stale for place in backup.places])
         yield from pause(_BETWEEN)
     return True
 
@@ -614,7 +671,8 @@ def _merge(
         if not taken[row.group]:
             continue
         known = tables.kept_record(key)
-        if known is None or known.version < backup.version:
+        is_whole = all(place.host == host for place in backup.places)  # else one of its bytes may be gone
+        if known is None or known.version < backup.version + (is_whole and known.version == backup.version):
             tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
         if is_elsewhere:
             _add_keeper(tables, key, host, backup.version)

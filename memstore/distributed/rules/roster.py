@@ -27,6 +27,7 @@ from memstore.distributed.rules.directory import AHEAD, BETWEEN, Directory, Newc
 from memstore.distributed.rules.messages import (
     EPOCH_BITS,
     MOST_EPOCHS,
+    POLICIES_LIMIT,
     PORTION,
     ROWS_LIMIT,
     TERM_BITS,
@@ -49,11 +50,13 @@ from memstore.distributed.rules.messages import (
     Member,
     Owners,
     Ownership,
+    Policy,
     Recovered,
     Refused,
     Remove,
     Returns,
     Roster,
+    SetPolicy,
     Stale,
     Standing,
 )
@@ -415,6 +418,7 @@ def propose(
     leased: tuple[bytes, ...] | None = None,
     departed: tuple[Departed, ...] | None = None,
     returns: Returns | None = None,
+    policies: tuple[Policy, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
@@ -440,7 +444,8 @@ def propose(
     is_obeyed = lasts == roster.lease and len(members) >= FEWEST_LEASED  # of fewer, members may hold none by now
     obey = tuple(one for one in (roster.leased if leased is None else leased) if one in ids and is_obeyed)
     back = remembering.returns_of(roster, ids, roster.returns if returns is None else returns)
-    changed = (kept, voters, hold, leave, base, lasts, obey, gone, back)
+    copies = roster.policies if policies is None else policies
+    changed = (kept, voters, hold, leave, base, lasts, obey, gone, back, copies)
     roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, *changed)
     adopt(tables, roster)
     return roster
@@ -650,6 +655,21 @@ def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -
         return Refused("the host that is to take its groups leaves, too, or may own none")
     if seed.is_settled(standing) and not standing.unheard:
         propose(tables, standing, is_settled=True, leavers=(*others, (request.member, taker)))
+    return Later()
+
+
+def set_policy(tables: Tables, standing: Standing, seed: Directory, request: SetPolicy) -> Answer:
+    """Notes how many hosts are to have the values of a group: `replicas.py` has what follows."""
+    seed.begin(standing)
+    roster, policy = standing.roster, request.policy
+    others = tuple(one for one in roster.policies if one.group != policy.group)
+    wanted = others if request.drops else (*others, policy)
+    if len(wanted) > POLICIES_LIMIT:
+        return Refused(f"{POLICIES_LIMIT} groups have policies, which is the limit: state one for the whole store")
+    if set(wanted) == set(roster.policies):
+        return IsRoster(roster) if seed.is_settled(standing) else Later()
+    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+        propose(tables, standing, is_settled=True, policies=wanted)
     return Later()
 
 

@@ -27,6 +27,8 @@ def main() -> None:
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--promote-after", type=float)
     parser.add_argument("--remove-after", type=float)
+    parser.add_argument("--replicas", default="")
+    parser.add_argument("--on-missing", default="fail")
     parser.add_argument("--ready-fd", type=int)
     try:
         serve(**vars(parser.parse_args()))

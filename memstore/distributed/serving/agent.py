@@ -30,6 +30,7 @@ import msgspec
 
 from memstore._threads import between_forks
 from memstore.distributed.links import Hello, hello_of_this_process, parse_own_address, secret_of
+from memstore.distributed.serving.cluster import policy_of
 from memstore.distributed.serving.returns import members_before, set_aside, was_removed
 from memstore.distributed.serving.supervision import (
     HANG_AFTER,
@@ -90,6 +91,8 @@ def serve(
     transport: str = "auto",
     promote_after: float | None = None,
     remove_after: float | None = None,
+    replicas: str = "",
+    on_missing: str = "fail",
 ) -> None:
     """Serves a root until SIGTERM, SIGINT or SIGHUP. Call it in the main thread of a process that does nothing else.
 
@@ -124,6 +127,9 @@ def serve(
             with FencedError**, puts and gets of their own keys, too. It is for three hosts or more: of two, none is
             removed, and none stops. Hosts with durability="disk" aren't removed by it. Give it to all hosts, or none;
             `promote_after` is 10 s then if it isn't given. None: a person, or a scheduler, removes hosts.
+        replicas: "2": a put of any key returns when two hosts have its value; "async": the second one gets it
+            afterwards; "1": the host that puts it. The store has it from then on, on all hosts. Empty: as it has it.
+        on_missing: "fail", or "warn": what becomes of a put that finds no second host.
 
     Raises:
         NotServedError: the root can't be served, or no longer; the message says why.
@@ -149,7 +155,11 @@ def serve(
             transport,
             promote_after or 0.0,
             remove_after or 0.0,
+            replicas,
+            on_missing,
         )
+        if replicas:
+            policy_of("", replicas if replicas == "async" else int(replicas), on_missing)
         if shared and transport in ("rdma", "monarch"):
             raise TransportUnavailableError(
                 f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"

@@ -7,11 +7,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from memstore._arguments import encode_key
 from memstore._info import ClusterStatus, HostStatus
 from memstore._parsing import UNDECODABLE
 from memstore._wording import shown, size, table_html
@@ -35,10 +36,12 @@ from memstore.distributed.rules import (
     Meet,
     Member,
     Met,
+    Policy,
     Refused,
     Remove,
     Request,
     Roster,
+    SetPolicy,
     Standing,
     Stay,
 )
@@ -131,6 +134,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
         leaving: what it still has, if it is drained.
         lost: names of keys and groups, with the hosts with which they were lost.
         recovering: what it waits for, as the heir of a removed host, or has brought back as one; empty: it is none.
+        lacking: keys that it owns, and that are to have a replica on a second host, and have none.
     """
 
     name: Text
@@ -149,6 +153,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
     leaving: Leaving | None = None
     lost: tuple[tuple[Text, Text], ...] = ()
     recovering: Text = ""
+    lacking: Number = 0
 
 
 Asking: TypeAlias = Request | Report | Halt | Promote
@@ -471,6 +476,32 @@ class Cluster:
                 time.sleep(_DRAIN_EVERY)
         raise HomeUnavailableError(f"{what} has not confirmed within {timeout:g} s that {member.address} stays")
 
+    def set_policy(
+        self,
+        prefix: str = "",
+        *,
+        replicas: int | Literal["async"] | None = None,
+        on_missing: Literal["fail", "warn"] = "fail",
+        timeout: float = 30.0,
+    ) -> None:
+        """States on how many hosts values are to lie: see `Store.set_policy`."""
+        deadline, answer = deadline_after(timeout), None
+        policy, drops = policy_of(prefix, replicas, on_missing)
+        with Asker(self._secret) as asker:
+            while time.monotonic() < deadline:
+                seed = self.roster().member(self.roster().seed)
+                until = min(deadline, time.monotonic() + _REPORT_WITHIN)
+                answer = None if seed is None else asker.ask(seed, SetPolicy(policy, drops), until, patience=0.0)
+                if isinstance(answer, IsRoster):
+                    return
+                if isinstance(answer, Refused):
+                    raise NotServedError(f"the policy is not stated: {answer.why}")
+                time.sleep(_LOOK_EVERY)
+        raise HomeUnavailableError(
+            f"the seed {self.roster().seed_address} has not noted the policy within {timeout:g} s: memstore status "
+            "says which hosts answer"
+        )
+
     def promote(self, host: str = "", *, force: bool = False, timeout: float = 60.0) -> str:
         """Makes another host the seed, because the present one is lost, or will be. Returns its address.
 
@@ -552,6 +583,34 @@ class Cluster:
         return table_html(("address", "name"), rows, title)
 
 
+def policy_of(prefix: str, replicas: object, on_missing: object) -> tuple[Policy, bool]:
+    """Returns what a person states, as the seed is told, and whether a group is to have no policy of its own.
+
+    Raises:
+        ValueError: it is none.
+        InvalidKeyError: the prefix can't begin a key.
+    """
+    if replicas not in (None, 1, 2, "async") or replicas is True:
+        raise ValueError(
+            f"replicas is {replicas!r}: expected 2 (a put returns when two hosts have its value), 'async' (the second "
+            "one gets it afterwards), 1 (the host that puts it), or None, which drops the policy. More aren't supported"
+        )
+    if on_missing not in ("fail", "warn"):
+        raise ValueError(f"on_missing is {on_missing!r}: expected 'fail' or 'warn'")
+    group = prefix.removesuffix("/")
+    if "/" in group:
+        raise ValueError(
+            f"prefix is {prefix!r}: a policy is of a whole group, the text of keys before their first '/'; expected "
+            f"{group.partition('/')[0]!r}, or '' for the whole store"
+        )
+    if group:
+        encode_key(group)
+    is_async = replicas == "async"
+    number = 2 if is_async else int(str(replicas or 1))
+    policy = Policy(group.encode() if group else None, number, is_async, on_missing == "fail")
+    return policy, replicas is None
+
+
 def known_cluster(root: str, roster: Roster, secret: bytes | None) -> Cluster:
     """Returns the cluster of a roster. Nothing is asked, or looked at."""
     made = Cluster.__new__(Cluster)
@@ -593,6 +652,7 @@ def _host_status(member: Member, answer: object) -> HostStatus:
         torch=answer.torch,
         monarch=answer.monarch,
         draining="" if answer.leaving is None else _left(answer.leaving),
+        lacking=answer.lacking,
     )
 
 

@@ -13,6 +13,7 @@
 | ask the seed whether it is there, and renew this host's lease | 5 times in `promote_after`, 6 times in a lease |
 | take over from a seed that a majority hasn't heard, as a deputy | 10 times in `promote_after` |
 | remove members that are silent, as the seed | 12 times in `remove_after`, where there are leases |
+| fill up: have other hosts keep what lacks a replica | 4 times a second while something does; else once a second |
 | pay: tell other hosts which of their segments nobody needs | once a second; when something is owed, up to 100 times |
 | drain this host | 4 times a second, while it is to leave |
 | take over bytes that lie on a host that leaves | when that asks, and once a second, until all are taken |
@@ -31,7 +32,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -48,15 +49,19 @@ from memstore.distributed.rules import (
     Ask,
     AskSilence,
     Done,
+    Fetch,
     Gather,
     Heartbeat,
     Index,
+    IsRoster,
     Meet,
     NotSent,
     Obey,
     Pause,
+    Policy,
     Promise,
     Race,
+    Refused,
     Send,
     Standing,
     Steps,
@@ -66,7 +71,7 @@ from memstore.distributed.rules import (
 )
 from memstore.distributed.serving.cluster import Reported, decode_answer, encode, standing_of
 from memstore.distributed.serving.supervision import Kind, say
-from memstore.engine import Root
+from memstore.engine import Root, SealedSegment
 from memstore.errors import (
     CorruptionError,
     HomeUnavailableError,
@@ -194,8 +199,11 @@ class Driver:
         self._heard = threading.Event()  # what there is to hear of the question that is open at the seed
         self._is_given_up = False
 
-    def run(self, steps: Steps[Result]) -> Result:
+    def run(self, steps: Steps[Result], *, sealed: Sequence[SealedSegment] = ()) -> Result:
         """Runs steps to their end.
+
+        Args:
+            sealed: segments that this process has filled, and still has open.
 
         Raises:
             Ended: the process ends.
@@ -210,7 +218,7 @@ class Driver:
                     case Send():
                         result: object = self._send(action)
                     case Transact():
-                        result = self._transact(action)
+                        result = self._transact(action, sealed)
                     case Pause():
                         result = None
                         if self._ending.wait(action.seconds):
@@ -261,11 +269,11 @@ class Driver:
         self._is_given_up = True
         self._heard.set()
 
-    def _transact(self, action: Transact) -> object:
+    def _transact(self, action: Transact, sealed: Sequence[SealedSegment]) -> object:
         deadline = time.monotonic() + MUTEX_WITHIN
         if action.is_read:
             return look_or_run(self._root, action.action, deadline)
-        result = run(self._root, action.action, deadline)
+        result = run(self._root, action.action, deadline, sealed=sealed)
         self._changed()
         return result
 
@@ -459,6 +467,8 @@ class Duties:
         mirrored: called after each message to a deputy.
         noted: called when hosts were told what replaces that which they keep.
         take: copies bytes of a host that leaves.
+        fetch: copies bytes for a record here.
+        policy: on how many hosts values are to lie, as this host was told; None: it was told nothing.
         promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
     """
 
@@ -475,12 +485,15 @@ class Duties:
         mirrored: Callable[[], None],
         noted: Callable[[], None],
         take: Take,
+        fetch: Fetch,
+        policy: Policy | None = None,
         promote_after: float = 0.0,
     ) -> None:
         self._promote_after = promote_after
         self._root, self._index, self._driver, self._ending = root, index, driver, ending
         self._has_changed, self._has_asked = has_changed, has_asked
         self._connected, self._take, self._noted = connected, take, noted
+        self._fetch, self._policy = fetch, policy
         self._standing: Standing | None = None
         self._seed = b""
         self._asked = ""  # the seed that a root without a cluster asks
@@ -488,7 +501,7 @@ class Duties:
         self._roster, self._hands, self._owes = (threading.Event() for _ in range(3))
         self._appoints, self._looks = threading.Event(), threading.Event()
         self._drains, self._takes, self._notes = threading.Event(), threading.Event(), threading.Event()
-        self._beats, self._removes = threading.Event(), threading.Event()
+        self._beats, self._removes, self._fills = threading.Event(), threading.Event(), threading.Event()
         self._is_fenced = False
         self._dropped: int | None = None  # `losses` when it last dropped copies of hosts that are gone
         self._has_been_seed = self._has_leavers = False
@@ -503,6 +516,9 @@ class Duties:
         self._begin("hand over", self._hand_over, self._hands)
         self._begin("note", self._note, self._notes)
         self._begin("pay", self._pay, self._owes)
+        if self._policy is not None:
+            self._begin("policy", self._state_policy, threading.Event())
+        self._begin("fill up", self._fill_up, self._fills)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("heartbeat", self._beat, self._beats)
         if self._promote_after:
@@ -566,7 +582,8 @@ class Duties:
                 self._begin("drain", self._drain, self._drains)
                 self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
-        for event in (self._appoints, self._looks, self._hands, self._drains, self._beats, self._removes):
+        appoints, looks, hands, drains = self._appoints, self._looks, self._hands, self._drains
+        for event in (appoints, looks, hands, drains, self._beats, self._removes, self._fills):
             event.set()
 
     def _begin_as_seed(self) -> None:
@@ -616,6 +633,17 @@ class Duties:
 
     def _take_over(self) -> float:
         return _SOON if self._driver.run(self._index.take_over(self._take)) else _IDLE
+
+    def _state_policy(self) -> float | None:
+        """States, once, what this host was served with."""
+        assert self._policy is not None, "else there is nothing to state"
+        answer = self._driver.run(self._index.state_policy(self._policy))
+        if isinstance(answer, Refused):
+            say(f"replicas={self._policy.replicas} is not stated: {answer.why}")
+        return None if isinstance(answer, IsRoster | Refused) else _SOON
+
+    def _fill_up(self) -> float:
+        return _SOON if self._driver.run(self._index.fill_up(self._fetch)) else _IDLE
 
     def _ask(self) -> float:
         """Asks once. Where that brought nothing, and took no time, it waits a moment: nothing answers there."""

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -29,24 +30,30 @@ from memstore.distributed.links import INDEX, Address, Hello, Links, Listener, T
 from memstore.distributed.rules import (
     ROWS_LIMIT,
     Answer,
+    Commit,
     Done,
     Entry,
     Failed,
     Index,
+    Later,
     Lease,
     Meet,
     Member,
     Met,
     NotPromoted,
+    Policy,
     Refused,
+    Replicate,
+    Replicated,
     Roster,
+    Settle,
     Standing,
     Steps,
     failed_of,
     replace_places,
     send,
 )
-from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, standing_of
+from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, policy_of, standing_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
 from memstore.distributed.serving.returns import PutAnew, RootSetAside, set_aside_before
@@ -453,6 +460,14 @@ _FAILED = 1  # exit code: the agent starts another one
 _OF_MONARCH = {"HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT": "1h", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1h"}
 
 
+def _policy_of(options: Options) -> Policy | None:
+    """Returns what this host is to state of the store's replicas; None: nothing."""
+    if not options.replicas:
+        return None
+    replicas = options.replicas if options.replicas == "async" else int(options.replicas)
+    return policy_of("", replicas, options.on_missing)[0]
+
+
 class CountedSeldom:
     """A number that is counted in a long table, for who looks often: counting takes a twentieth of the time at most.
 
@@ -515,6 +530,8 @@ class IndexProcess:
             mirrored=lambda: self._at_seed.look_at_once(),
             noted=lambda: self._at_seed.look_at_once(),
             take=self._take,
+            fetch=partial(self._fetch, copied=None),
+            policy=_policy_of(options),
             promote_after=options.promote_after,
         )
         self._at_seed = SeedWaits(
@@ -529,6 +546,7 @@ class IndexProcess:
             duties=self._duties,
             report=self._report,
             promote=self._promote,
+            copy=self._answer_by_copies,
             connections=connections,
         )
         self._listener = Listener(
@@ -544,6 +562,7 @@ class IndexProcess:
         )
         self._senders: Senders | None = None
         self._transfers: Transfers | None = None
+        self._making = threading.Lock()
         self._plane: RdmaPlane | None = None
         self._formers: list[RootSetAside] = []
 
@@ -617,6 +636,7 @@ class IndexProcess:
             leaving=None if standing is None or not standing.roster.is_leaver(self._member.id) else self._leaving(),
             lost=self._lost(),
             recovering="" if standing is None else self._recovering(standing),
+            lacking=look(self._root, CatalogTables.count_lacking, time.monotonic() + _OPEN_WITHIN),
         )
 
     def _lost(self) -> tuple[tuple[str, str], ...]:
@@ -664,10 +684,8 @@ class IndexProcess:
     def _take(self, key: bytes, entry: Entry, leaver: bytes) -> Steps[bool | Failed]:
         """Copies the bytes of an entry that lie on a host that leaves to this one: see `rules.Take`."""
         with between_forks():  # late: it imports numpy
-            from memstore.distributed.transfers import GoneError, Transfers
+            from memstore.distributed.transfers import GoneError
 
-        if self._transfers is None:
-            self._transfers = Transfers(self._root, self._links, self._member_of)
         deadline = time.monotonic() + _TAKE_WITHIN
 
         def publish(record: Record, sealed: Sequence[SealedSegment]) -> None:
@@ -683,7 +701,7 @@ class IndexProcess:
                 raise GoneError  # the record is another one by now
 
         try:
-            self._transfers.take(key, record_of(entry, self._member.id), leaver, publish, deadline)
+            self._all_transfers().take(key, record_of(entry, self._member.id), leaver, publish, deadline)
         except (GoneError, HomeUnavailableError, StoreTimeoutError):
             return False
         except (MemstoreError, OSError) as error:
@@ -708,6 +726,66 @@ class IndexProcess:
         for former, one in zip(self._formers, self._index.returns, strict=True):
             path = former.end()
             say(f"{former.who} has come back: {one.said()}" + (f"; what is left is in {path}" if path else ""))
+
+    def _answer_by_copies(self, request: Replicate | Commit) -> Answer | None:
+        """Answers what takes copies of other hosts' bytes. None: there is no answer, and who asked asks again."""
+        copied: list[int] = []
+        fetch = partial(self._fetch, copied=copied)
+        try:
+            if isinstance(request, Replicate):
+                answer = self._driver.run(self._index.replicate(request, fetch))
+            else:
+                answer = self._driver.run(self._index.commit_copied(request, fetch))
+                if self._index.is_fenced:
+                    return None
+                self._duties.note_soon()
+        except (Ended, StoreTimeoutError):
+            return None
+        except (MemstoreError, OSError) as error:
+            log.warning("%s: %s: %s", self._root.path, type(request).__name__, str(error))
+            return Later()
+        self._duties.pay_soon()
+        return msgspec.structs.replace(answer, nbytes=sum(copied)) if isinstance(answer, Replicated) else answer
+
+    def _fetch(
+        self, entries: Sequence[tuple[bytes, Entry]], settle: Settle, *, copied: list[int] | None
+    ) -> Steps[bool | Failed]:
+        """Copies what entries name on other hosts to this one: see `rules.Fetch`."""
+        with between_forks():  # late: it imports numpy
+            from memstore.distributed.transfers import GoneError
+
+        member, deadline = self._member.id, time.monotonic() + _TAKE_WITHIN
+        keys, versions = [key for key, _ in entries], [entry.version for _, entry in entries]
+
+        def publish(records: Sequence[Record], sealed: Sequence[SealedSegment]) -> None:
+            copies = [
+                msgspec.structs.replace(entry_of(record, member), version=version)
+                for record, version in zip(records, versions, strict=True)
+            ]
+            if not self._driver.run(settle(copies), sealed=sealed):
+                raise GoneError  # another version is there by now
+            if copied is not None:
+                copied.extend(record.nbytes for record in records)
+
+        try:
+            values = [(key, record_of(entry, member)) for key, entry in entries]
+            self._all_transfers().take_all(values, publish, deadline)
+        except (GoneError, HomeUnavailableError, StoreTimeoutError):
+            return False
+        except (MemstoreError, OSError) as error:
+            return msgspec.structs.replace(failed_of(error), key=keys[0])
+        return True
+        yield  # steps, as the rules want it, and none of them
+
+    def _all_transfers(self) -> Transfers:
+        """Returns what copies bytes of other hosts. The first call makes it, for all threads."""
+        with between_forks():
+            from memstore.distributed.transfers import Transfers
+
+        with self._making:
+            if self._transfers is None:
+                self._transfers = Transfers(self._root, self._links, self._member_of)
+            return self._transfers
 
     def _send(self, stream: socket.socket) -> None:
         if self._senders is None:

@@ -52,9 +52,11 @@ from memstore.distributed.rules import (
     Recovered,
     Remove,
     Renew,
+    Replicate,
     Request,
     Resolve,
     Serve,
+    SetPolicy,
     Stay,
     TakeOver,
     Unnoted,
@@ -391,15 +393,16 @@ def _reply(answers: Sequence[tuple[Asked, Answer]]) -> None:
 
 
 _CHANGERS = 4  # threads that wait for the mutex
+_COPIERS = 4  # threads that copy bytes of other hosts
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
 _READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, FindBackups, Heartbeat, AskSilence)
-_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered)
+_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered, SetPolicy)
 _OF_OWNER = (Commit, Prepare, Renew, Publish, GiveUp, Resolve)
 _TO_SEED = (
     *(Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups),
-    *(Inherit, Recovered),
+    *(Inherit, Recovered, SetPolicy),
 )
 
 
@@ -437,6 +440,7 @@ class Answers:
         duties: what a change makes due.
         report: how this host is.
         promote: makes this host the seed; it may take long.
+        copy: answers what takes copies of other hosts' bytes.
         connections: is told which sessions calls come for.
     """
 
@@ -451,11 +455,14 @@ class Answers:
         duties: Duties,
         report: Callable[[], Reported],
         promote: Callable[[Promote], Answer],
+        copy: Callable[[Replicate | Commit], Answer | None],
         connections: Connections,
     ) -> None:
         self._root, self._index, self._ending = root, index, ending
         self._waits, self._at_seed, self._duties = waits, at_seed, duties
         self._report, self._promote, self._connections = report, promote, connections
+        self._copy = copy
+        self._copiers = ThreadPoolExecutor(_COPIERS, thread_name_prefix="copy")
         self._changers = ThreadPoolExecutor(_CHANGERS, thread_name_prefix="change")
 
     def take(self, asked: Asked) -> None:
@@ -479,12 +486,27 @@ class Answers:
             asked.reply(encode(self._report()))
         elif isinstance(request, Promote):
             threading.Thread(target=lambda: asked.reply(encode(self._promote(request))), daemon=True).start()
+        elif isinstance(request, Replicate) or (isinstance(request, Commit) and self._is_copied_first(request)):
+            self._copiers.submit(self._answer_by_copies, asked, request)
         elif isinstance(request, _READS):
             self._reply(asked, request, self.answer(request, asked.deadline))
             if isinstance(request, TakeOver):
                 self._duties.take_over_soon()
         elif self._must_wait(asked) or not self._change_at_once(asked, request):
             self._changers.submit(self._change, asked, request)
+
+    def _is_copied_first(self, request: Commit) -> bool:
+        if not any(change.places for change in request.changes):
+            return False
+        within = time.monotonic() + MUTEX_WITHIN
+        return look(self._root, lambda tables: self._index.is_copied_first(tables, request), within)
+
+    def _answer_by_copies(self, asked: Asked, request: Replicate | Commit) -> None:
+        try:
+            if time.monotonic() < asked.deadline:
+                self._reply(asked, request, self._copy(request))
+        except Exception as error:
+            self._apologize(asked, request, error)
 
     def _must_wait(self, asked: Asked) -> bool:
         """Returns whether it is for a thread of its own: for a disk, the mutex, or since it takes long."""

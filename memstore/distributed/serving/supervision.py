@@ -53,6 +53,8 @@ class Options(msgspec.Struct, frozen=True):
         transport: which way bytes of values take.
         promote_after: seconds of the seed's silence after which this host takes over, as a deputy; 0: never by itself.
         remove_after: seconds of a member's silence after which this host removes it, as the seed; 0: never by itself.
+        replicas: "1", "2" or "async": on how many hosts each value is to lie; empty: as the store has it.
+        on_missing: "fail" or "warn": what becomes of a put that finds no second host.
     """
 
     root: str
@@ -66,6 +68,8 @@ class Options(msgspec.Struct, frozen=True):
     transport: str = "auto"
     promote_after: float = 0.0
     remove_after: float = 0.0
+    replicas: str = ""
+    on_missing: str = "fail"
 
 
 def check_silence(promote_after: float | None, remove_after: float | None = None) -> float | None:

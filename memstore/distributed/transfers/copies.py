@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from memstore.distributed.catalog import CatalogTables, Copy, look, run
-from memstore.distributed.rules import KEY_LIMIT, Member, Place
+from memstore.distributed.catalog import CatalogTables, Copy, look, record_of, run
+from memstore.distributed.rules import KEY_LIMIT, Entry, Member, Place
 from memstore.distributed.transfers.messages import Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Streams, ask_ahead, read_ranges
 from memstore.engine import (
@@ -58,7 +58,6 @@ from memstore.errors import CorruptionError, StoreFullError, StoreTimeoutError
 
 Result = TypeVar("Result")
 
-_BUFFER = 1 << 20  # bytes of a file that are read at once
 _AT_ONCE = 1 << 20  # bytes: less comes with the header, by one request, and is copied once more
 
 
@@ -73,6 +72,17 @@ def places_of(record: Record) -> tuple[Place, ...]:
 
 def find_copy(root: Root, key: bytes, deadline: float) -> Copy | None:
     return look(root, lambda tables: tables.copy(key), deadline)
+
+
+def find_replica(root: Root, key: bytes, version: int, deadline: float) -> Record | None:
+    """Returns the record of a version of which this host has a replica: see `rules/replicas.py`."""
+    member = root.member_id()
+    backup = look(root, lambda tables: tables.backup(key), deadline)
+    if backup is None or backup.version != version or backup.is_mutable:
+        return None
+    if not backup.places or any(place.host != member for place in backup.places):
+        return None
+    return record_of(Entry(version, backup.body, backup.places), member)
 
 
 def map_copy(root: Root, key: bytes, copy: Copy, version: int) -> MappedEntry | None:
@@ -184,62 +194,47 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
 
 def take_segments(
     root: Root,
-    key: bytes,
-    record: Record,
-    host: bytes,
+    values: Sequence[tuple[bytes, Record]],
+    host: bytes | None,
     fetch: FetchRanges,
-    publish: Callable[[Record, Sequence[SealedSegment]], Result],
+    publish: Callable[[Sequence[Record], Sequence[SealedSegment]], Result],
     deadline: float,
 ) -> Result:
-    """Copies the segments of a value that lie on one host to files of this one.
+    """Copies the segments of values that lie on one host to files of this one. What has none is named as it is.
 
     Args:
-        record: with `hosts`.
-        publish: makes these files live. It is given the record as it is to be, which names them.
+        values: keys, each with its record.
+        host: None: whatever lies on others is copied.
+        publish: makes these files live. It is given the records as they are to be, which name them.
 
     Raises:
         GoneError: the bytes aren't there any more. And what `publish` and `fetch` raise.
         StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
-    return take_values(root, [(key, record)], host, fetch, lambda named, sealed: publish(named[0], sealed), deadline)
-
-
-def take_values(
-    root: Root,
-    values: Sequence[tuple[bytes, Record]],
-    host: bytes,
-    fetch: FetchRanges,
-    publish: Callable[[list[Record], Sequence[SealedSegment]], Result],
-    deadline: float,
-) -> Result:
-    """Does for several values what `take_segments` does for one. What has no segments is named as it is."""
     own = root.member_id()
-    taken = [
-        (value, number)
-        for value, (_, record) in enumerate(values)
-        for number, one in enumerate(record.hosts or ())
-        if one == host
-    ]
-    drafts = [
-        _draft_of(root, *values[value], host, values[value][1].segments[number], fetch, deadline)
-        for value, number in taken
-    ]
+    drafts: list[Draft] = []
+    taken: list[tuple[int, int]] = []  # of each draft: which value's, which segment's
+    for which, (key, record) in enumerate(values):
+        for number, (at, extent) in enumerate(zip(record.hosts or (), record.segments, strict=False)):
+            if at == host or (host is None and at != own):
+                drafts.append(_draft_of(root, key, record, at, extent, fetch, deadline))
+                taken.append((which, number))
 
     def name(changes: list[Change]) -> Result:
         sealed = [segment for change in changes for segment in change.segments]
+        hosts = [list(record.hosts or (own,) * len(record.segments)) for _, record in values]
         extents = [list(record.segments) for _, record in values]
-        hosts = [list(record.hosts or ()) for _, record in values]
-        for (value, number), one in zip(taken, sealed, strict=True):
-            base = extents[value][number].base  # the others stay where they are in the value's range of addresses
-            extents[value][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
-            hosts[value][number] = own
+        for (which, number), one in zip(taken, sealed, strict=True):
+            base = extents[which][number].base  # the others stay where they are in the value's range of addresses
+            extents[which][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[which][number] = own
         named = [
             msgspec.structs.replace(
-                record, put_id=of[0].put_id, size=len(of), parts=encode_extents(of), hosts=tuple(lying)
+                record, put_id=found[0].put_id, size=len(found), parts=encode_extents(found), hosts=tuple(at)
             )
-            if lying
+            if at
             else record
-            for (_, record), of, lying in zip(values, extents, hosts, strict=True)
+            for (_, record), found, at in zip(values, extents, hosts, strict=True)
         ]
         return publish(named, sealed)
 
@@ -256,17 +251,15 @@ def read_file(path: str, wanted: SegmentRanges) -> bool:
     except FileNotFoundError:
         return False
     try:
-        pieces, buffer = wanted.pieces, bytearray(_BUFFER)
-        source = syscalls.buffer_address(buffer)
+        pieces = wanted.pieces
         for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
-            done = 0
-            while done < size:
-                view = memoryview(buffer)[: int(size) - done]
-                count = os.preadv(fd, [view], int(offset) + done)
+            at, left = int(offset), int(size)
+            memory = syscalls.memory_at(int(address), left)
+            while left:
+                count = os.preadv(fd, [memory[-left:]], at)
                 if not count:
                     return False
-                syscalls.copy(int(address) + done, source, count)
-                done += count
+                at, left = at + count, left - count
         return True
     finally:
         os.close(fd)

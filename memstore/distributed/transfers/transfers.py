@@ -23,6 +23,7 @@ from memstore.distributed.transfers.copies import (
     PartCopies,
     fetch_copy,
     find_copy,
+    find_replica,
     is_worth_it,
     map_copy,
     one_fetcher,
@@ -569,7 +570,20 @@ class Transfers:
         deadline: float,
     ) -> Result:
         """Copies the segments of a value that lie on a host to files of this one: see `take_segments`."""
-        return take_segments(self._root, key, record, host, self._receive, publish, deadline)
+
+        def publish_one(records: Sequence[Record], sealed: Sequence[SealedSegment]) -> Result:
+            return publish(records[0], sealed)
+
+        return take_segments(self._root, [(key, record)], host, self._receive, publish_one, deadline)
+
+    def take_all(
+        self,
+        values: Sequence[tuple[bytes, Record]],
+        publish: Callable[[Sequence[Record], Sequence[SealedSegment]], Result],
+        deadline: float,
+    ) -> Result:
+        """Copies all of values that lies on other hosts to files of this one: see `take_segments`."""
+        return take_segments(self._root, values, None, self._receive, publish, deadline)
 
     def _pin(self, key: bytes, record: Record, deadline: float) -> Pinned | None:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}
@@ -652,6 +666,12 @@ class Transfers:
         self._streams.close()
 
     def _copied(self, key: bytes, record: Record, deadline: float) -> MappedEntry | None:
+        replica = find_replica(self._root, key, record.version, deadline)
+        if replica is not None:
+            with self._root.guard:
+                held = map_entry(self._root, key, replica)
+            if held is not None:
+                return held
         copy = find_copy(self._root, key, deadline)
         if copy is None:
             return None

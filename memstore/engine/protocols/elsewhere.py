@@ -97,6 +97,13 @@ class Elsewhere(Protocol):
         """
         ...
 
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        """Returns whether values of some of these keys are to lie on a second host: `commit` sees to that.
+
+        It is of the same moment as `membership`.
+        """
+        ...
+
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         """Raises CrossHostError if this process knows that the keys have several owners.
 

@@ -92,6 +92,10 @@ class Owners(Protocol):
         """
         ...
 
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        """Returns whether values of some of these keys are to lie on a second host, by what `membership` is of."""
+        ...
+
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         """Raises CrossHostError if this process knows that the keys have several owners."""
         ...
@@ -106,6 +110,9 @@ class Alone:
 
     def membership_for(self, keys: Sequence[bytes], deadline: float | None = None) -> int:
         return 0
+
+    def replicates(self, keys: Sequence[bytes]) -> bool:
+        return False
 
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         pass

@@ -38,6 +38,7 @@ WORKLOADS = {
     "remote": "large values, slices and state_dicts of another host",
     "remote-rdma": "large values of another host through Monarch's RDMABuffer",
     "served": "a served root's own keys, and lookups after an index process was killed",
+    "replicated": "puts whose values lie on two hosts, beside one transfer",
     "snapshot": "a state_dict of 1 GiB saved and restored, at once and asynchronously",
     "dcp": "checkpoints of torch.distributed.checkpoint, and 64 rows out of a tensor of 1 GiB",
     "dcp-cold": "the same, their pages dropped: loaded from the disk",

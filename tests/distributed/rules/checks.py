@@ -28,7 +28,11 @@ def check_settled(world: World, hosts: Sequence[Host]) -> None:
         raise Fault(f"a recovery doesn't end: {roster}", tuple(world.trace))
     if any(host.tables.unnoted for host in hosts):
         raise Fault(f"hosts aren't told: {[host.tables.unnoted for host in hosts]}", tuple(world.trace))
+    if any(host.tables.lacks for host in hosts):
+        raise Fault(f"replicas are missing: {[host.tables.lacks for host in hosts]}", tuple(world.trace))
     check_backups(world, hosts, roster.seed)
+    if roster.policies:
+        check_replicas(world, hosts)
     on_their_way = [*(host.tables.leaving_groups for host in hosts), *(host.tables.kept_groups for host in hosts)]
     if any(on_their_way):
         raise Fault(f"hand-overs don't end: {on_their_way}", tuple(world.trace))
@@ -71,7 +75,8 @@ def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
             if row is None or backup.number < row.first or row.owner in (host.id, *world.gone):
                 continue
             record = tables[row.owner].records.get(key)
-            is_it = record is not None and (record.version, record.places) == (backup.version, backup.places)
+            is_it = record is not None and record.version == backup.version
+            is_it = is_it and (record.places == backup.places or {place.host for place in backup.places} == {host.id})
             if record is None or not (is_it or backup.version < record.version):
                 raise Fault(f"{host.address} keeps {backup} of {key!r}, and its owner {record}", tuple(world.trace))
             if (host.id, record.version) not in tables[row.owner].keeping.get(key, ()):
@@ -101,6 +106,23 @@ def check_gone(world: World, hosts: Sequence[Host]) -> None:
                 raise Fault(f"{host.address} has {what} of {gone}", tuple(world.trace))
 
 
+def check_replicas(world: World, hosts: Sequence[Host]) -> None:
+    """Each value lies with its owner, and whole on another host that keeps it."""
+    for host in hosts:
+        for key, entry in host.tables.records.items():
+            values = {host.tables.segments[place.put_id].value for place in entry.places if place.host == host.id}
+            keepers = [
+                (one, it) for one in hosts if (it := one.tables.backups.get(key)) and it.version == entry.version
+            ]
+            copies = [
+                {one.tables.segments[place.put_id].value for place in it.places}
+                for one, it in keepers
+                if all(place.host == one.id and place.put_id in one.tables.segments for place in it.places)
+            ]
+            if any(place.host != host.id for place in entry.places) or values not in copies:
+                raise Fault(f"{key!r} of {host.address} has {entry}, and copies are {keepers}", tuple(world.trace))
+
+
 def check_bytes(world: World, hosts: Sequence[Host]) -> None:
     """Every byte has one record that names it, and every record its bytes."""
     named = {
@@ -108,6 +130,13 @@ def check_bytes(world: World, hosts: Sequence[Host]) -> None:
         for host in hosts
         for key, entry in host.tables.records.items()
         for place in entry.places
+    }
+    named |= {
+        Place(place.host, place.put_id): key
+        for host in hosts
+        for key, backup in host.tables.backups.items()
+        for place in backup.places
+        if place.host == host.id
     }
     waiting = [part for host in hosts for part in host.tables.parts()]
     if waiting:

@@ -27,6 +27,8 @@ class Operation:
         lost: of a loss: the values that may be lost.
         undoes: of a loss: what was not acknowledged may be undone.
         of: of a return: the value that was lost.
+        keeps: of a loss: what was acknowledged is there, or one of the later values that were not.
+        unsure: of such a loss: these values; None: or a delete was made that was not acknowledged.
     """
 
     kind: str
@@ -38,6 +40,8 @@ class Operation:
     lost: frozenset[int] = frozenset()
     undoes: bool = False
     of: int | None = None
+    keeps: bool = False
+    unsure: frozenset[int | None] = frozenset()
 
     @property
     def may_not_happen(self) -> bool:
@@ -117,7 +121,10 @@ def _apply(
         if value in operation.lost:
             after.append(None)
         if operation.undoes and value != sure:
-            after += [sure, None]
+            after += [sure] if operation.keeps else [sure, None]
+        if operation.undoes and operation.keeps:
+            least = versions.get(sure or 0, 0)
+            after += [one for one in operation.unsure if one is None or versions.get(one, 0) > least]
         return [(one, largest, one, value if one is None and value is not None else gone) for one in after]
     if operation.kind == RETURN:
         if value is not None or gone is None or gone != operation.of or operation.value is None:

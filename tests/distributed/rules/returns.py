@@ -21,8 +21,8 @@ from memstore.distributed.rules import (
 from memstore.distributed.rules.messages import Later, Offer, Refused, Return, Returning, Stale
 from memstore.distributed.rules.steps import Remembered
 from tests.distributed.rules import checks
-from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
 from tests.distributed.rules.mutations import Patch, mutation
+from tests.distributed.rules.replicating import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scripts import Play, got, has_left, script
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import put, run

@@ -49,6 +49,7 @@ class Scene:
     sessions_last: float = HOUR  # seconds without a connection
     patience: float = 3  # seconds that an audit leaves a call alone, at most
     audit_every: float = 2.0  # seconds
+    replicas: bool = False  # values lie on two hosts each: a host that is lost takes nothing that was acknowledged
     all_must_work: bool = False  # nothing is so bad that a call may fail for it
     weather: Weather = field(default_factory=Weather)
 
@@ -136,6 +137,30 @@ SCENES = {
     "deaths while hosts come": Scene(hosts=6, first=4, filled=2, processes=8, calls=30, losses=3, kills=3),
     "deaths and shards": Scene(hosts=4, first=4, attempts=40, calls=6, losses=2, kills=2, weather=Weather(delay=0.02)),
     "deaths of many": Scene(hosts=7, first=7, processes=10, calls=40, losses=4, seconds=20),
+    "replicas": Scene(hosts=4, first=4, replicas=True, kills=2, attempts=4, hand_overs=4, calls=20),
+    "replicas while hosts come": Scene(hosts=5, first=2, filled=2, replicas=True, kills=3, drains=2, calls=20),
+    "replicas and deaths": Scene(hosts=4, first=4, replicas=True, losses=1, processes=8, calls=40, weather=CALM),
+    "replicas, deaths and kills": Scene(hosts=5, first=5, replicas=True, losses=1, kills=8, processes=8, calls=40),
+    "replicas, deaths and cuts": Scene(
+        hosts=5, first=5, replicas=True, losses=1, cuts=3, kills=2, processes=8, calls=40
+    ),
+    "replicas and deaths in a storm": Scene(
+        hosts=5, first=5, replicas=True, losses=1, kills=4, processes=8, calls=30, weather=STORM
+    ),
+    "replicas and deaths of stopped hosts": Scene(
+        hosts=4,
+        first=4,
+        replicas=True,
+        losses=1,
+        processes=8,
+        calls=40,
+        patience=0,
+        audit_every=0.3,
+        weather=Weather(stalls=0.1),
+    ),
+    "replicas and deaths of slow hosts": Scene(
+        hosts=4, first=4, replicas=True, losses=1, processes=8, calls=60, weather=SLOW
+    ),
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
     "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),
     "promotions and hand-overs": Scene(hosts=4, first=4, promotions=5, hand_overs=12, kills=3, cuts=3),

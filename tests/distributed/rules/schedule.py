@@ -7,8 +7,9 @@ from collections.abc import Callable
 from unittest import mock
 
 from memstore.distributed.rules import directory, recovery
+from memstore.distributed.rules.messages import IsRoster, Policy, SetPolicy
 from tests.distributed.rules.checks import check_bytes, check_gone, check_sessions, check_settled
-from tests.distributed.rules.history import LOSS, Operation, check_history
+from tests.distributed.rules.history import DELETE, LOSS, PUT, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.sharded_puts import ShardedPuts
 from tests.distributed.rules.workload import Workload
@@ -58,6 +59,8 @@ class Schedule:
         self.run_until_settled(hosts[: scene.first])
         self.workload.put_stable(hosts[: scene.first])
         self.run_until_settled(hosts[: scene.first])
+        if scene.replicas:
+            self.state_policy(hosts)
         world.weather = weather
         for host in hosts[scene.first :]:
             self.workload.fill(host)
@@ -92,6 +95,15 @@ class Schedule:
             wrong = check_history(history)
             if wrong:
                 raise Fault(f"{key!r}: {wrong}", tuple(world.trace))
+
+    def state_policy(self, hosts: list[Host]) -> None:
+        """A person states that each value is to lie on two hosts."""
+        for host in hosts:
+            standing = host.tables.standing()
+            if standing is not None and standing.is_seed and host.index is not None:
+                while not isinstance(self.world.answer(host, host.index, SetPolicy(Policy(None, 2))), IsRoster):
+                    self.world.run(0.1)
+        self.run_until_settled(hosts[: self.scene.first])
 
     def serve(self, host: Host) -> None:
         if host.id in self.down and self.is_known(host):
@@ -216,6 +228,12 @@ class Schedule:
         world, start, lost = self.world, self.world.now / SECOND, host.id
         groups = {*host.tables.own_groups, *host.tables.kept_groups, *host.tables.leaving_groups}
         self.shards.lose()
+        if self.scene.replicas:
+            for key, history in self.workload.histories.items():
+                if key.partition(b"/")[0] in groups:
+                    unsure = frozenset(one.value for one in history if one.kind in (PUT, DELETE) and one.may_not_happen)
+                    history.append(Operation(LOSS, start, start, undoes=True, keeps=True, unsure=unsure))
+            return
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
         everything = frozenset(self.workload.origin)
         for key, history in self.workload.histories.items():

@@ -82,6 +82,8 @@ class SimTables:
         default_factory=dict[bytes, tuple[tuple[bytes, int], ...]]
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
+    lacks: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
+    replicated: dict[bytes, tuple[bytes, int]] = field(default_factory=dict[bytes, tuple[bytes, int]])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
     remembering: bool = False
     memory: dict[bytes, Remembered] = field(default_factory=dict[bytes, Remembered])
@@ -152,7 +154,13 @@ class SimTables:
             or old.promised > standing.promised
         ):
             raise Fault(f"the standing goes back from {old} to {standing}")
-        if old is None or standing.is_removed or old.is_joining != standing.is_joining or standing.is_sealed:
+        if (
+            old is None
+            or standing.is_removed
+            or old.is_joining != standing.is_joining
+            or standing.is_sealed
+            or old.roster.policies != standing.roster.policies
+        ):
             self.changes += 1
         self.own_standing = standing
         if old is not None and old.roster != standing.roster:
@@ -401,6 +409,27 @@ class SimTables:
 
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key in sorted(self.unnoted) if key > after][:limit]
+
+    def lacking(self, key: bytes) -> bool | None:
+        return self.lacks.get(key)
+
+    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+        if holds is None:
+            self.lacks.pop(key, None)
+        else:
+            self.lacks[key] = holds
+
+    def replica(self, key: bytes) -> tuple[bytes, int] | None:
+        return self.replicated.get(key)
+
+    def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None:
+        if replica is None:
+            self.replicated.pop(key, None)
+        else:
+            self.replicated[key] = replica
+
+    def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
+        return [key for key in sorted(self.lacks) if key > after][:limit]
 
     def note_lost(self, name: bytes, who: str) -> None:
         self.lost[name] = who

@@ -33,6 +33,9 @@ FOUND_SOON = {
     "keepers aren't told",
     "a put returns before its host keeps it",
     "an heir doesn't know who keeps what it has got",
+    "a put returns before a second host has its value",
+    "who has put a value is believed to keep it",
+    "a release takes a replica",
     "older attempts go on after a publication",
     "who gives up without a part leaves no outcome",
 }

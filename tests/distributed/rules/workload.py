@@ -13,6 +13,7 @@ from memstore.errors import (
     CrossHostError,
     HomeUnavailableError,
     KeyNotFoundError,
+    NotReplicatedError,
     StaleMembershipError,
     StoreTimeoutError,
     UnknownOutcomeError,
@@ -193,7 +194,7 @@ class Workload:
             self.world.note(f"{what} -> {result or repr(error)}")
             if isinstance(error, HomeUnavailableError | StoreTimeoutError | UnknownOutcomeError):
                 self.may_fail(error)
-            if isinstance(error, UnknownOutcomeError):
+            if isinstance(error, UnknownOutcomeError | NotReplicatedError):
                 ended()
                 return
             history.remove(unknown)
@@ -349,7 +350,8 @@ class Workload:
         changes = [Change(key, body) for key in self.chance.choice(PAIRS)]
 
         def end(_: object, error: BaseException | None) -> None:
-            if error is not None and not isinstance(error, HomeUnavailableError | UnknownOutcomeError | CrossHostError):
+            may = HomeUnavailableError | UnknownOutcomeError | CrossHostError | NotReplicatedError
+            if error is not None and not isinstance(error, may):
                 raise Fault(f"a put of a batch fails: {error!r}", tuple(self.world.trace))
             ended()
 

@@ -45,11 +45,13 @@ from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
     ClaimGroups,
+    Commit,
     Done,
     Drain,
     FindOwners,
     IsRoster,
     Refused,
+    Replicate,
     Returning,
     Roster,
     Stay,
@@ -88,6 +90,7 @@ PERIODS = {  # seconds
     "pay": 0.5,
     "drain": 0.2,
     "take_over": 0.2,
+    "fill_up": 0.3,
 }
 
 AnySteps = Generator[Any, Any, Any]
@@ -330,6 +333,8 @@ class World:
                     steps = duty(lambda: self.connected(host))
                 elif task == "take_over":
                     steps = duty(partial(take_over, self, host))
+                elif task == "fill_up":
+                    steps = duty(partial(copy_here, self, host))
                 else:
                     steps = duty(*map(int, slots))
                 Task(self, host, steps, lambda: host.index is index, ended).start()
@@ -350,6 +355,8 @@ class World:
             return bool(tables.leaving_groups)
         if task == "note":
             return bool(tables.unnoted)
+        if task == "fill_up":
+            return standing is not None and bool(standing.roster.policies or tables.lacks)
         if task in ("drain", "take_over"):
             if standing is None or task == "take_over":
                 return standing is not None and bool(standing.roster.leavers)
@@ -539,6 +546,8 @@ class World:
             patience += 1  # the seed asks its deputies first
         if isinstance(request, Look):
             patience += request.milliseconds / 1000
+        if isinstance(request, Replicate | Commit):
+            patience += 1  # bytes are copied first
         self._give_up(ticket, patience)
 
     def _give_up(self, ticket: int, seconds: float) -> None:
@@ -564,6 +573,11 @@ class World:
                 return  # no network keeps a message for as long as it takes a session to end
             if is_alive():
                 self._clients[host.id, session] = sender, is_alive
+        if isinstance(request, Replicate) or (
+            not isinstance(request, Fetch) and index.is_copied_first(host.tables, request)
+        ):
+            self._answer_by_steps(host, index, sender, ticket, request)
+            return
         if isinstance(request, Fetch):
             segment = host.tables.segments.get(request.place.put_id)
             answer: Any = None if segment is None else segment.value
@@ -580,6 +594,20 @@ class World:
                 self._kept[ticket] = sender, index
             return
         self._carry(host.address, sender, lambda: self._reply(ticket, answer))
+
+    def _answer_by_steps(self, host: Host, index: Index, sender: str, ticket: int, request: Any) -> None:
+        """Answers what takes copies of bytes, by a thread of its own."""
+
+        def ended(answer: Answer) -> None:
+            self.answers.add(type(answer))
+            if ticket in self._replies and index.may_keep(request, answer):
+                index.keep(ticket, request)
+                self._kept[ticket] = sender, index
+                return
+            self._carry(host.address, sender, lambda: self._reply(ticket, answer))
+
+        answer_by = index.replicate if isinstance(request, Replicate) else index.commit_copied
+        Task(self, host, answer_by(request, partial(copy_here, self, host)), lambda: host.index is index, ended).start()
 
     def answer(self, host: Host, index: Index, request: Request) -> Answer:
         try:
@@ -790,6 +818,41 @@ def put_anew(world: World, host: Host, root: Any, some: Sequence[tuple[FormerEnt
 def read(client: Client, key: bytes, fetch: Callable[[Entry], Steps[Any]]) -> Steps[tuple[int, Any] | None]:
     (found,) = yield from reading.read_all(client, [key], lambda _, entry: fetch(entry))
     return found
+
+
+def copy_here(
+    world: World, host: Host, entries: Sequence[tuple[bytes, Entry]], settle: Callable[[Sequence[Entry]], Steps[bool]]
+) -> Steps[bool]:
+    """Copies the bytes of entries as an index process does: see `rules.Fetch`."""
+    tables, copies, filled = host.tables, list[Entry](), list[Place]()
+    standing = tables.standing()
+    for _, entry in entries:
+        places = list[Place]()
+        for place in entry.places:
+            if place.host != host.id:
+                member = None if standing is None else standing.roster.member(place.host)
+                value: Any = None if member is None else (yield from send(member, Fetch(place)))  # pyright: ignore[reportArgumentType]
+                if not value:
+                    give_back(tables, filled)
+                    return False
+                put_id = tables.fill(value)
+                world.taken(value, host.id)
+                place = Place(host.id, put_id, place.segment and put_id)
+                filled.append(place)
+            places.append(place)
+        body = entry.body
+        if body.startswith(MERGED):
+            body = body_of(merged_of(body)[0], tuple(places))
+        copies.append(Entry(entry.version, body, tuple(places), entry.is_mutable))
+    done = yield from settle(copies)
+    if not done:
+        give_back(tables, filled)
+    return done
+
+
+def give_back(tables: SimTables, places: Sequence[Place]) -> None:
+    for place in places:
+        tables.retire(place)
 
 
 def fenced_out() -> Steps[Any]:

@@ -89,6 +89,7 @@ def answering(path: str, *, with_waits: bool = False) -> Generator[AnsweringHome
         mirrored=lambda: None,
         noted=lambda: None,
         take=_not_here,
+        fetch=_not_here,
     )
     at_seed = SeedWaits(root, index, ending, is_asked=lambda: None, changed=lambda: None)
     answers = Answers(
@@ -100,6 +101,7 @@ def answering(path: str, *, with_waits: bool = False) -> Generator[AnsweringHome
         duties=duties,
         report=_not_here,
         promote=_not_here,
+        copy=_not_here,
         connections=connections,
     )
     listener = Listener(
