@@ -123,6 +123,7 @@ def test_of_a_folder_that_has_nothing_left_nothing_is_left(agents: Agents) -> No
     assert [name for name in os.listdir(folder) if name.startswith(f"{os.path.basename(dies.root)}.")] == []
 
 
+@pytest.mark.full
 def test_an_agent_that_hears_of_the_removal_when_it_is_started_comes_back(agents: Agents) -> None:
     """It was stopped all the while. The old seed comes back, too, once another host is the seed."""
     seed, second, third = three(agents)
@@ -141,6 +142,7 @@ def test_an_agent_that_hears_of_the_removal_when_it_is_started_comes_back(agents
     assert Cluster(third.root).status().seed == promoted and len(Cluster(third.root).hosts) == 3
 
 
+@pytest.mark.full
 def test_a_return_goes_on_after_kills_at_any_time(agents: Agents) -> None:
     seed, dies, other = three(agents)
     values = {f"g{number % 5}/{number}": torch.full((20_000,), float(number)) for number in range(200)}
