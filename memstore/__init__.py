@@ -72,6 +72,7 @@ from memstore.errors import (
     NotServedError,
     PartialCommitError,
     PermissionDeniedError,
+    QuotaExceededError,
     ReadOnlyError,
     ResourceLimitError,
     SecretError,
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         HostStatus,
         LeafInfo,
         PendingInfo,
+        QuotaInfo,
         RepairReport,
         ShardInfo,
         StoreStats,
@@ -131,7 +133,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"memstore.{home}"
     for home, names in {
-        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo RepairReport ShardInfo StoreStats "
+        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo QuotaInfo RepairReport ShardInfo StoreStats "
         "StoreSummary VerifyReport",
         "checkpoints": "CheckpointManager",
         "contents": "bytes_read",
@@ -190,6 +192,7 @@ __all__ = [
     "NotServedError",
     "PartialCommitError",
     "PendingInfo",
+    "QuotaInfo",
     "PendingPut",
     "PendingSnapshot",
     "PermissionDeniedError",
@@ -212,6 +215,7 @@ __all__ = [
     "Store",
     "StoreClosedError",
     "StoreDataset",
+    "QuotaExceededError",
     "StoreFullError",
     "StoreStats",
     "StoreSummary",

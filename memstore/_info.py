@@ -166,6 +166,21 @@ def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class QuotaInfo:
+    """A quota, as `Store.set_quota` has set it.
+
+    Attributes:
+        prefix: of the keys that it is for.
+        quota: how many bytes they may take together.
+        used: how many they take.
+    """
+
+    prefix: str
+    quota: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
 class PendingInfo:
     """A sharded put that waits for the parts of other ranks.
 

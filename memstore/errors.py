@@ -28,6 +28,7 @@
     │   └── TransportUnavailableError               serve with RDMA, on a host without it
     ├── the machine (wait, free something)
     │   ├── StoreFullError (OSError, ENOSPC)
+    │   │   └── QuotaExceededError (EDQUOT)         the keys with a prefix may take no more
     │   ├── ResourceLimitError (OSError)            files, their size, memory, mappings, processes
     │   ├── StorageError (OSError)                  storage that hosts share, or an object store: failing
     │   │   └── ThrottledError                      an object store that wants fewer requests
@@ -212,6 +213,28 @@ class StoreFullError(_ErrnoError):
     errno_default = errno.ENOSPC
     host: str | None = None
     needed: int | None = None  # bytes that the value takes, where the capacity said no
+
+
+class QuotaExceededError(StoreFullError):
+    """The keys that start with `prefix` would take more bytes than `Store.set_quota` lets them. Nothing was changed.
+
+    `quota` and `used` are bytes, and `requested` those that the call would have added. `errno` is EDQUOT.
+    """
+
+    errno_default = errno.EDQUOT
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        prefix: str = "",
+        quota: int = 0,
+        used: int = 0,
+        requested: int = 0,
+    ) -> None:
+        super().__init__(message, key=key)
+        self.prefix, self.quota, self.used, self.requested = prefix, quota, used, requested
 
 
 class ResourceLimitError(_ErrnoError):

@@ -609,6 +609,8 @@ class AsyncStore(Awaits[Store]):
     attach = awaited(Store.attach)
     export = awaited(Store.export)
     gc = awaited(Store.gc)
+    set_quota = awaited(Store.set_quota)
+    quotas = awaited(Store.quotas)
     verify = awaited(Store.verify)
 
     async def close(self) -> None:

@@ -29,7 +29,8 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal, NamedTuple, Protocol
@@ -547,3 +548,30 @@ def _remove_empty(path: str) -> bool:
     except OSError:
         return False  # somebody has begun to use it
     return True
+
+
+class SharedSizes:
+    """The room that steps take, of which increments may share files. Made before any of them is removed.
+
+    Args:
+        sizes: of each step, by the path of its folder.
+    """
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
+        self._files: dict[str, list[os.stat_result]] = {}
+        for path in sizes:
+            self._files[path] = []
+            with contextlib.suppress(OSError), os.scandir(path) as entries:
+                self._files[path] = [entry.stat(follow_symlinks=False) for entry in entries]
+
+    def freed(self, paths: Iterable[str]) -> int:
+        """Returns how many bytes the removal of these steps frees: not those that other folders have, too."""
+        freed, counts = 0, Counter[tuple[int, int]]()
+        for path in paths:
+            freed += self._sizes[path]
+            for status in self._files[path]:
+                if status.st_nlink > 1 and stat.S_ISREG(status.st_mode):
+                    counts[status.st_dev, status.st_ino] += 1
+                    freed -= 0 if counts[status.st_dev, status.st_ino] == status.st_nlink else status.st_size
+        return freed

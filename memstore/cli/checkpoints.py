@@ -15,6 +15,7 @@ from memstore.checkpoints.folders import (
     RankingRule,
     Retention,
     SavedStep,
+    SharedSizes,
     StepStorage,
     current,
     newest,
@@ -133,14 +134,15 @@ def _described(storage: StepStorage, saved: SavedStep, nbytes: int, states: Sequ
 def _prune(storage: StepStorage, gone: Sequence[SavedStep], *, yes: bool, as_json: bool) -> None:
     """Removes steps, after a question if there are whole ones among them."""
     whole = [saved for saved in gone if saved.is_whole]
-    sizes = {saved.name: storage.size_of(saved) for saved in gone}
+    sizes = SharedSizes({storage.path(saved.name): storage.size_of(saved) for saved in gone})
     if whole:
         many = wording.count_of(len(whole), "checkpoint", "checkpoints")
         steps = wording.first_of([f"{saved.step:,}" for saved in whole], _NAMED)
-        ask(f"Remove {many}, {wording.size(sum(sizes[saved.name] for saved in whole))}: {steps}?", yes=yes)
+        freed = sizes.freed([storage.path(saved.name) for saved in whole])
+        ask(f"Remove {many}, {wording.size(freed)}: {steps}?", yes=yes)
     removed = [saved for saved in gone if storage.remove(saved)]
     stay = [saved for saved in whole if saved not in removed]
-    nbytes = sum(sizes[saved.name] for saved in removed)
+    nbytes = sizes.freed([storage.path(saved.name) for saved in removed])
     render.tell(
         {"removed": [storage.path(saved.name) for saved in removed], "nbytes": nbytes},
         f"{wording.count_of(len(removed), 'checkpoint', 'checkpoints')} removed, {wording.size(nbytes)}",

@@ -280,6 +280,30 @@ def _repair(root: str, timeout: float, advance: Progress) -> RepairReport:
     return memstore.repair(root, timeout=timeout, progress=advance)
 
 
+@cli.command(short_help="Show or set how many bytes the keys with a prefix may take.")
+@root
+@click.argument("prefix", required=False, shell_complete=complete_prefix)
+@click.argument("size", required=False)
+@click.option("--end", is_flag=True, help="End the quota of PREFIX.")
+@as_json
+def quota(root: str, prefix: str | None, size: str | None, end: bool, as_json: bool) -> None:
+    """List the quotas of a store; or, with PREFIX and SIZE ("8GiB"), set how many bytes keys that start so may take."""
+    if end and (prefix is None or size is not None):
+        raise click.UsageError("--end ends the quota of PREFIX: say that, and no SIZE")
+    if prefix is not None and size is None and not end:
+        raise click.UsageError("say SIZE, such as 8GiB, to set the quota of PREFIX; --end ends it")
+    with open_keyspace(root, "r" if prefix is None else "r+") as store:
+        if prefix is not None:
+            store.set_quota(prefix, size)
+        found = store.quotas()
+    if as_json:
+        render.print_json(found)
+        return
+    rows = ((one.prefix, wording.size(one.used), wording.size(one.quota)) for one in found)
+    if not render.write_rows(("prefix", "used", "quota"), rows, right=("used", "quota")):
+        render.console.print("no quotas")
+
+
 @cli.command(short_help="Free the files that nobody holds.")
 @root
 @as_json

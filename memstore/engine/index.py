@@ -84,6 +84,12 @@ def pins_here(root: Root, name: bytes) -> dict[int, tuple[int, ...]]:
     return found
 
 
+def quotas(root: Root) -> list[tables.QuotaRow]:
+    """Returns all quotas, by prefix."""
+    root.catalog.open_optional()
+    return root.catalog.view(tables.quotas)
+
+
 def known_version(root: Root, name: bytes) -> int | None:
     """Returns the version of a key, or None where other hosts would have to be asked."""
     record = root.catalog.read(name)

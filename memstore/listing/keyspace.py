@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from memstore._arguments import (
+    KEY_LIMIT,
     encode_key,
     encode_prefix,
     expected_version,
@@ -24,9 +25,9 @@ from memstore._arguments import (
     older_versions,
     several,
 )
-from memstore._info import PendingInfo, StoreStats
+from memstore._info import PendingInfo, QuotaInfo, StoreStats
 from memstore._threads import between_forks
-from memstore._wording import an_instance, short
+from memstore._wording import an_instance, parse_size, short
 from memstore.engine import (
     Change,
     Creation,
@@ -49,9 +50,11 @@ from memstore.engine import (
     pending_parts,
     reopen_root,
     resource_errors,
+    set_quota,
     sweep_all,
 )
 from memstore.errors import (
+    InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
     ReadOnlyError,
@@ -358,6 +361,48 @@ class Keyspace:
         with resource_errors(self.root, None, root):
             usage = asdict(measure(root))
         return StoreStats(**usage, huge_page_bytes=huge_page_bytes(root), puts=self._puts, gets=self._gets)
+
+    def set_quota(self, prefix: str, quota: int | str | None, *, timeout: float | None = None) -> QuotaInfo | None:
+        """Bounds the bytes that all keys with a prefix may take together; a put beyond that is a QuotaExceededError.
+
+        Of each key count the files of its value, or what lies in the catalog; also those of versions that are kept
+        after they were replaced (`put(history=)`), of which the oldest go before a put fails. It holds for puts of any
+        number of processes together. Bytes that are there already stay, and a put that takes no more than it replaces
+        is always made. A key may have several prefixes with quotas, and each of them holds.
+
+        Args:
+            prefix: as for `keys`; "" stands for all keys.
+            quota: bytes, as a number or text ("8GiB"). None ends the quota.
+            timeout: seconds; None: the store's.
+
+        Returns:
+            The quota, with the bytes that are taken; None if it was ended.
+
+        Raises:
+            CrossHostError: the store is one of several hosts.
+
+        Example:
+            >>> import memstore, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     quota = store.set_quota("team-a/", "1MiB")
+            ...     try:
+            ...         store.put("team-a/policy", torch.zeros(1 << 20))
+            ...     except memstore.QuotaExceededError as error:
+            ...         print(error.prefix, error.quota, error.used)
+            team-a/ 1048576 0
+        """
+        root, start = self._opened(timeout, writes=True), encode_prefix(prefix)
+        limit = None if quota is None else parse_size(quota)
+        if len(start) > KEY_LIMIT:
+            raise InvalidKeyError(f"no key starts with {len(start)} bytes: a quota's prefix has at most {KEY_LIMIT}")
+        with resource_errors(self.root, None, root):
+            row = set_quota(root, start, limit, self._deadline(timeout))
+        return None if row is None else QuotaInfo(prefix, row.limit, row.used)
+
+    def quotas(self) -> tuple[QuotaInfo, ...]:
+        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix."""
+        found = index.quotas(self._opened())
+        return tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in found)
 
     def gc(self, *, timeout: float | None = None) -> int:
         """Frees files that nobody holds: those of replaced versions, and of killed writers. Returns how many bytes."""

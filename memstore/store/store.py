@@ -1107,7 +1107,8 @@ class Store(Keyspace):
         Example:
             >>> store.set_policy("policy", replicas=2, on_missing="warn")  # doctest: +SKIP
         """
-        from memstore.distributed.serving import Cluster
+        with between_forks():
+            from memstore.distributed.serving import Cluster
 
         self._opened()
         seconds = self._timeout if timeout is None else timeout

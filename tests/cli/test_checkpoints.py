@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import memstore
 from memstore import CheckpointManager, Snapshot
@@ -101,3 +102,15 @@ def test_which_is_the_best_has_to_be_said_where_no_manager_did(tmp_path: Path) -
     assert call_json("checkpoints", root, "--best", "min")[0]["best"]
     assert "--best max or --best min" in call("checkpoints", root, "--metric", "loss", code=2)
     assert "--best max" in call("checkpoints", root, "--prune", "--keep-best", "1", code=2)
+
+
+def test_what_a_removal_frees_is_told_without_what_other_steps_share(tmp_path: Path) -> None:
+    root = str(tmp_path / "run")
+    values = memstore.StateDict({f"w{i}": torch.full((1000,), float(i)) for i in range(9)})
+    with CheckpointManager(root, keep_last=None, async_=False, incremental=True) as manager:
+        for step in range(4):
+            values[f"w{step}"] += 1
+            manager.save(step, {"state": values})
+    freed = call_json("checkpoints", root, "--prune", "--keep-last", "1", "--yes")
+    assert len(freed["removed"]) == 3 and freed["nbytes"] < 1000  # the last one has all files
+    Snapshot(f"{root}/step-000003").verify()

@@ -210,6 +210,36 @@ def test_diff_tells_what_differs(path: str) -> None:
     assert found["0/state/z"] == f"only in {path}-3" and found["0/model/bias"] == f"only in {path}"
 
 
+def test_what_an_increment_shares_is_told_and_a_copy_shares_nothing(tmp_path: Path) -> None:
+    state = memstore.StateDict({f"w{i}": torch.full((1000,), float(i)) for i in range(9)})
+    memstore.Snapshot.take(f"{tmp_path}/a", {"state": state})
+    state["w3"] += 1
+    memstore.Snapshot.take(f"{tmp_path}/b", {"state": state}, base=f"{tmp_path}/a")
+    assert "in files that other snapshots have, too; 3.9 KiB in them are earlier values" in call(
+        "snapshot", "info", f"{tmp_path}/b"
+    ).replace("\n", " ")
+    found = json.loads(call("snapshot", "info", f"{tmp_path}/b", "--json"))
+    assert found["unused"] == 4000 and 36_000 < found["shared"] < 38_000
+    assert "copied to" in call("snapshot", "copy", f"{tmp_path}/b", f"{tmp_path}/c").replace("\n", " ")
+    told = json.loads(call("snapshot", "copy", f"{tmp_path}/b", f"{tmp_path}/d", "--json"))
+    assert told == {"path": f"{tmp_path}/d", "nbytes": memstore.Snapshot(f"{tmp_path}/d").metadata.nbytes}
+    copied = json.loads(call("snapshot", "info", f"{tmp_path}/c", "--json"))
+    assert (copied["shared"], copied["unused"]) == (0, 0) and list(copied["files"]) == ["state.safetensors"]
+    assert call("snapshot", "diff", f"{tmp_path}/b", f"{tmp_path}/c") == "equal\n"
+    assert "has a snapshot" in call("snapshot", "copy", f"{tmp_path}/b", f"{tmp_path}/c", code=3).replace("\n", " ")
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    memstore.Snapshot.take(f"{tmp_path}/a", {"state": memstore.StateDict(x=torch.zeros(9))})
+    for command in (
+        ("snapshot", "verify", f"{tmp_path}/a"),
+        ("snapshot", "copy", f"{tmp_path}/a", f"{tmp_path}/b"),
+        ("convert", f"{tmp_path}/a", f"{tmp_path}/c"),
+    ):
+        code, _, told = in_child(run, (*command, "--progress"))
+        assert code == 0 and "100%" in told and "/s in 0 s" in told, told
+
+
 def test_what_is_no_snapshot_is_refused(tmp_path: Path) -> None:
     for left in ("memstore_snapshot.claim", "model.safetensors"):  # of a take that was killed
         (tmp_path / left).write_text("0123456789abcdef")

@@ -33,6 +33,8 @@ SIGNATURES = {
     "Store.pin": "self, key, *, version=None, timeout=None",
     "Store.stats": "self",
     "Store.gc": "self, *, timeout=None",
+    "Store.set_quota": "self, prefix, quota, *, timeout=None",
+    "Store.quotas": "self",
     "Store.close": "self",
     "Store.items": "self",
     "Store.values": "self",

@@ -84,6 +84,7 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
     ],
     "Store.clear": [lambda w, t: w.store.clear("k", timeout=t)],
     "Store.set_policy": [lambda w, t: w.store.set_policy("k", replicas=2, timeout=t)],
+    "Store.set_quota": [lambda w, t: w.store.set_quota("k", 1 << 40, timeout=t)],
     "Store.pin": [lambda w, t: w.store.pin("k", timeout=t)],
     "Store.gc": [lambda w, t: w.store.gc(timeout=t)],
     "Store.wait": [lambda w, t: w.store.wait("k", timeout=t), lambda w, t: w.store.wait("none", timeout=t)],

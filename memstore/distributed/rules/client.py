@@ -760,7 +760,7 @@ def _name(owner: Asked) -> str:
 def removed(standing: Standing) -> StaleMembershipError:
     if standing.is_sealed:
         return StaleMembershipError("this host was drained, and leaves the cluster: all that it had is on other hosts")
-    return StaleMembershipError("this host was removed from the cluster: serve an empty root")
+    return StaleMembershipError("this host was removed from the cluster: serve the folder again, as a new host")
 
 
 def failed_of(error: Exception) -> Failed:

@@ -167,10 +167,10 @@ class Index:
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
         self.returns: list[returning.Returns] = []
-        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
-        self._stale: tuple[int, int] | None = None  # `losses`, and the epoch, when it last looked for stale backups
         self.replicas = replicas.Replicas(clock)
         self._untold: set[bytes] = set()  # keepers that gave no answer when they were to be told of a put
+        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._stale: tuple[int, int] | None = None  # the same, for backups that don't count any more; and the epoch
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}

@@ -470,7 +470,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
             seed.hear(asker.id, position)
             if position < roster.position and not seed.counts(standing):
                 return IsRoster(roster)
-        why = "the root was removed from this cluster: serve an empty one"
+        why = "the root was removed from this cluster: serve it again, as a new host"
         return Refused(why, is_removed=True) if seed.counts(standing) else Later()
     if known is not None and known.address != asker.address and not ask.moved:
         return Refused(

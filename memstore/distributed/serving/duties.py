@@ -37,12 +37,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from memstore.distributed.catalog import look_or_run, run
+from memstore.distributed.catalog import CatalogTables, Copy, look_or_run, run
 from memstore.distributed.links import Begun, Links
 from memstore.distributed.rules import (
     BEATS,
     LONGEST_WAIT,
     NOT_SENT,
+    ROWS_LIMIT,
     Announce,
     Answer,
     Ask,
@@ -99,6 +100,7 @@ _FENCED = (
     "this host has heard no majority for longer than remove_after, and may have been removed: its processes refuse all "
     "calls until it hears one"
 )
+_COPIES_AT_ONCE = 128  # of one transaction: puts of this host wait for it
 _MIRRORS = 3  # deputies, and a member that is to be one
 
 log = logging.getLogger("memstore")
@@ -501,6 +503,7 @@ class Duties:
         self._drains, self._takes, self._notes = threading.Event(), threading.Event(), threading.Event()
         self._beats, self._removes, self._fills = threading.Event(), threading.Event(), threading.Event()
         self._is_fenced = False
+        self._dropped: int | None = None  # `losses` when it last dropped copies of hosts that are gone
         self._has_been_seed = self._has_leavers = False
         self._mirrors = [Mirroring(slot, index, driver, mirrored, self._fail) for slot in range(_MIRRORS)]
 
@@ -594,7 +597,29 @@ class Duties:
         self._look()
         is_under_way = self._driver.run(self._index.settle())
         self._look()
+        standing = self._standing
+        if standing is not None and standing.losses != self._dropped:
+            self._drop_copies(standing)
+            self._dropped = standing.losses
         return _SOON if is_under_way else _IDLE
+
+    def _drop_copies(self, standing: Standing) -> None:
+        """Drops copies of values of hosts that are no members: no record names their bytes any more."""
+        after, ids = b"", standing.roster.ids
+        while page := look_or_run(
+            self._root, lambda tables, start=after: tables.copies(start, ROWS_LIMIT), time.monotonic() + MUTEX_WITHIN
+        ):
+            after = page[-1][0]
+            stale = [(key, copy) for key, copy in page if not ids.issuperset(place.host for place in copy.places)]
+            for first in range(0, len(stale), _COPIES_AT_ONCE):
+                some = dict(stale[first : first + _COPIES_AT_ONCE])
+
+                def drop(tables: CatalogTables, some: dict[bytes, Copy] = some) -> None:
+                    for key, copy in some.items():
+                        if tables.copy(key) == copy:
+                            tables.delete_copy(key)
+
+                run(self._root, drop, time.monotonic() + MUTEX_WITHIN)
 
     def _hand_over(self) -> float:
         return _HANDS if self._driver.run(self._index.hand_over()) else _IDLE

@@ -210,7 +210,8 @@ class RootSetAside:
 
     def fetch(self, hosts: Mapping[bytes, Sequence[object]], deadline: float) -> bool:
         """Copies ranges of segments into memory: a `FetchRanges`. False: a file is gone, or is shorter."""
-        from memstore.distributed.transfers import read_file  # late: it imports numpy
+        with between_forks():  # late: it imports numpy
+            from memstore.distributed.transfers import read_file
 
         return all(
             read_file(segment_path(self.root.segments, one.extent.segment), one)  # pyright: ignore
@@ -240,13 +241,13 @@ class PutAnew:
     def __call__(self, former: FormerRoot, some: Sequence[tuple[FormerEntry, Returning]]) -> Steps[bool]:
         with between_forks():  # late: they import numpy
             from memstore.distributed.client import drive
-            from memstore.distributed.transfers import GoneError, take_values
+            from memstore.distributed.transfers import GoneError, take_segments
 
         assert isinstance(former, RootSetAside)
         member, deadline = self._root.member_id(), time.monotonic() + _PUT_WITHIN
         keys = [one.key for one, _ in some]
 
-        def publish(records: list[Record], sealed: Sequence[SealedSegment]) -> None:
+        def publish(records: Sequence[Record], sealed: Sequence[SealedSegment]) -> None:
             entries = [entry_of(record, member) for record in records]
             changes = [
                 Change(key, entry.body, entry.places, returns=returning)
@@ -257,7 +258,7 @@ class PutAnew:
 
         try:
             values = [(key, former.record(key, member)) for key in keys]
-            take_values(self._root, values, former.member, former.fetch, publish, deadline)
+            take_segments(self._root, values, former.member, former.fetch, publish, deadline)
         except GoneError:
             return False
         except CorruptionError as error:

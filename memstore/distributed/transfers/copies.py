@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 import time
@@ -193,7 +192,7 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
 # record's from then on: `rules/draining.py` has the transaction.
 
 
-def take_values(
+def take_segments(
     root: Root,
     values: Sequence[tuple[bytes, Record]],
     host: bytes | None,
@@ -204,7 +203,7 @@ def take_values(
     """Copies the segments of values that lie on one host to files of this one. What has none is named as it is.
 
     Args:
-        values: keys, each with its record, which has `hosts`.
+        values: keys, each with its record.
         host: None: whatever lies on others is copied.
         publish: makes these files live. It is given the records as they are to be, which name them.
 
@@ -213,32 +212,29 @@ def take_values(
         StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
     own = root.member_id()
-    taken = [
-        (value, number)
-        for value, (_, record) in enumerate(values)
-        for number, one in enumerate(record.hosts or ())
-        if one == host or (host is None and one != own)
-    ]
-    drafts = [
-        _draft_of(root, key, record, (record.hosts or ())[number], record.segments[number], fetch, deadline)
-        for (key, record), number in ((values[value], number) for value, number in taken)
-    ]
+    drafts: list[Draft] = []
+    taken: list[tuple[int, int]] = []  # of each draft: which value's, which segment's
+    for which, (key, record) in enumerate(values):
+        for number, (at, extent) in enumerate(zip(record.hosts or (), record.segments, strict=False)):
+            if at == host or (host is None and at != own):
+                drafts.append(_draft_of(root, key, record, at, extent, fetch, deadline))
+                taken.append((which, number))
 
     def name(changes: list[Change]) -> Result:
         sealed = [segment for change in changes for segment in change.segments]
+        hosts = [list(record.hosts or (own,) * len(record.segments)) for _, record in values]
         extents = [list(record.segments) for _, record in values]
-        hosts = [list(record.hosts or ()) for _, record in values]
-        for (value, number), one in zip(taken, sealed, strict=True):
-            base = extents[value][number].base  # the others stay where they are in the value's range of addresses
-            extents[value][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
-            hosts[value][number] = own
+        for (which, number), one in zip(taken, sealed, strict=True):
+            base = extents[which][number].base  # the others stay where they are in the value's range of addresses
+            extents[which][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[which][number] = own
         named = [
             msgspec.structs.replace(
-                record, put_id=of[0].put_id, size=len(of), parts=encode_extents(of), hosts=tuple(lying)
+                record, put_id=found[0].put_id, size=len(found), parts=encode_extents(found), hosts=tuple(at)
             )
-            if lying
+            if at
             else record
-            for (_, record), of, lying in zip(values, extents, hosts, strict=True)
+            for (_, record), found, at in zip(values, extents, hosts, strict=True)
         ]
         return publish(named, sealed)
 
@@ -258,7 +254,7 @@ def read_file(path: str, wanted: SegmentRanges) -> bool:
         pieces = wanted.pieces
         for offset, address, size in zip(wanted.ranges.starts, pieces.addresses, pieces.sizes, strict=True):
             at, left = int(offset), int(size)
-            memory = memoryview((ctypes.c_char * left).from_address(int(address))).cast("B")
+            memory = syscalls.memory_at(int(address), left)
             while left:
                 count = os.preadv(fd, [memory[-left:]], at)
                 if not count:

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 import lmdb
 
 from memstore.engine.catalog.environment import STEP, Environment, count_free, located, reader_of_the_past
-from memstore.engine.catalog.tables import OPTIONAL, SERVED, UNSERVED, Counters, Transaction
+from memstore.engine.catalog.tables import OPTIONAL, SERVED, SERVED_COUNTERS, Counters, Transaction
 from memstore.engine.format.records import Record, decode_record
 from memstore.errors import CorruptionError, StoreFullError
 
@@ -100,7 +100,7 @@ class Catalog:
                 if environment.keeps_slot:
                     environment.ended = handle
                 del handle
-        return stored is not None and len(stored) > UNSERVED
+        return stored is not None and len(stored) == SERVED_COUNTERS
 
     def view(
         self,

@@ -17,6 +17,7 @@ Of keys with a history, and of pins (`protocols/history.py`). Their names begin 
 
     history    blake2b-128 of the key | version (8 bytes) | bytes that it takes (8) -> key and record: a version that
                was replaced, and stays readable
+    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/quotas.py`)
     pins       blake2b-128 of the key | version (8 bytes) | number of the pin (8) -> key, and who holds the pin
 
 Of a store that is served to other hosts, as far as the engine has to know them: what they say beyond this is opaque
@@ -78,7 +79,7 @@ from memstore.errors import CorruptionError
 
 # Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
 # that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
-OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins")
+OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins", "quotas")
 # Those of SERVED come when the store is first served to other hosts, and most stores never get them.
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
@@ -90,8 +91,9 @@ _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _LARGEST = 2**64 - 1
 _BEHIND_SLASH = b"0"  # the next byte after "/"
-_COUNTERS, _SERVED_COUNTERS = struct.Struct("<10Q"), struct.Struct("<11Q")
-UNSERVED = 8 + _COUNTERS.size  # bytes of the counters of a store that was never served: they have no `membership`
+_COUNTERS, _SERVED_COUNTERS, _QUOTA_COUNTERS = struct.Struct("<10Q"), struct.Struct("<11Q"), struct.Struct("<12Q")
+_LAYOUTS = {8 + layout.size: layout for layout in (_COUNTERS, _SERVED_COUNTERS, _QUOTA_COUNTERS)}
+SERVED_COUNTERS = 8 + _SERVED_COUNTERS.size  # bytes of the counters of a store that was served: only they have a number
 
 
 class Counters(msgspec.Struct):
@@ -108,6 +110,7 @@ class Counters(msgspec.Struct):
     recent: int = 0  # bytes of the largest batch lately put
     capacity: int = 0  # bytes that files may have in all; 0: no limit
     membership: int = 0  # how often this host began or ended to be a member, or a group left it; 0: it never was one
+    quotas: int = 0  # rows of the table of that name
 
     @property
     def allocated(self) -> int:
@@ -243,7 +246,12 @@ class Transaction(msgspec.Struct, eq=False):
 
     def put_counters(self, counters: Counters) -> None:
         numbers = msgspec.structs.astuple(counters)
-        layout, numbers = (_SERVED_COUNTERS, numbers) if counters.membership else (_COUNTERS, numbers[:-1])
+        if counters.quotas:
+            layout = _QUOTA_COUNTERS
+        elif counters.membership:
+            layout, numbers = _SERVED_COUNTERS, numbers[:-1]
+        else:
+            layout, numbers = _COUNTERS, numbers[:-2]
         try:
             packed = layout.pack(*numbers)
         except struct.error:  # a damaged row has made a sum negative
@@ -380,7 +388,7 @@ def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
 
 
 def read_counters(value: bytes) -> Counters:
-    layout = _COUNTERS if len(value) <= UNSERVED else _SERVED_COUNTERS
+    layout = _LAYOUTS.get(len(value), _COUNTERS)
     return Counters(*layout.unpack(checked(b"counters", value, layout.size)))
 
 
@@ -624,7 +632,7 @@ def _name_digest(text: bytes) -> bytes:
 # --- versions that were replaced, and stay readable ------------------------------------------------------------------
 
 
-HISTORY, PINS = "history", "pins"
+HISTORY, PINS, QUOTAS = "history", "pins", "quotas"
 _MOST_VERSIONS = 1 << 20
 
 
@@ -675,6 +683,14 @@ def read_version(name: bytes, stored: bytes) -> tuple[bytes, Record]:
     return row.key, record
 
 
+def key_of_version(transaction: Transaction, kept: KeptVersion) -> bytes | None:
+    """Returns the key of a replaced version; None if its row is damaged."""
+    stored = transaction.row(HISTORY, kept.name)
+    with contextlib.suppress(CorruptionError):
+        return None if stored is None else read_version(kept.name, stored)[0]
+    return None
+
+
 def is_of_history(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
     """Returns whether a replaced version that is kept names a segment. Raises CorruptionError."""
     for kept in kept_versions(transaction, row.key):
@@ -682,6 +698,49 @@ def is_of_history(transaction: Transaction, segment: int, row: SegmentRow) -> bo
         if record is not None and any((one.segment, one.put_id) == (segment, row.put_id) for one in record.segments):
             return True
     return False
+
+
+class QuotaRow(msgspec.Struct, frozen=True, array_like=True):
+    """A quota: the keys that start with the prefix may take `limit` bytes, and take `used`."""
+
+    prefix: bytes
+    limit: int
+    used: int
+
+
+_decode_quota = msgspec.msgpack.Decoder(QuotaRow).decode
+
+
+def put_quota(transaction: Transaction, quota: QuotaRow) -> None:
+    name = group_row(quota.prefix)
+    transaction.put_row(QUOTAS, name, with_checksum(name, _encode(quota)))
+
+
+def delete_quota(transaction: Transaction, prefix: bytes) -> None:
+    transaction.delete_row(QUOTAS, group_row(prefix))
+
+
+def quotas(transaction: Transaction) -> list[QuotaRow]:
+    """Returns all quotas, by prefix. Raises CorruptionError."""
+    return [read_quota(name, stored) for name, stored in transaction.rows_with(QUOTAS, b"", _MOST_ROWS)]
+
+
+def free_in_quotas(transaction: Transaction, key: bytes, nbytes: int) -> None:
+    """Subtracts bytes from the quotas of a key."""
+    for row in quotas(transaction):
+        if nbytes and key.startswith(row.prefix):
+            put_quota(transaction, QuotaRow(row.prefix, row.limit, max(row.used - nbytes, 0)))
+
+
+def read_quota(name: bytes, stored: bytes) -> QuotaRow:
+    """Raises CorruptionError unless it is what was written under that name."""
+    try:
+        quota = _decode_quota(checked(name, stored))
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog's quotas can't be read: {error}") from None
+    if name != group_row(quota.prefix):
+        raise CorruptionError("a row of the catalog's quotas stands under another's name")
+    return quota
 
 
 class PinRow(msgspec.Struct, frozen=True, array_like=True):

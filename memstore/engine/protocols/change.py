@@ -15,7 +15,7 @@ from memstore._wording import conflict, no_key
 from memstore.engine.files.segments import SealedSegment
 from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record
 from memstore.engine.root import folder
-from memstore.engine.root.folder import CLUSTER, HISTORY, MUTABLE, SHARDED, Feature
+from memstore.engine.root.folder import CLUSTER, HISTORY, MUTABLE, QUOTAS, SHARDED, Feature
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
@@ -176,6 +176,11 @@ def need_mutable(root: Root, deadline: float) -> None:
 def need_history(root: Root, deadline: float) -> None:
     """Lets the store keep versions that were replaced. Raises CrossHostError if other hosts use it, or may come to."""
     _need(root, HISTORY, deadline)
+
+
+def need_quotas(root: Root, deadline: float) -> None:
+    """Lets the store have quotas. Raises CrossHostError if other hosts use it, or may come to."""
+    _need(root, QUOTAS, deadline)
 
 
 def need_cluster(root: Root, deadline: float) -> None:

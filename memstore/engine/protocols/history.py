@@ -38,7 +38,7 @@ from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import KeptVersion, PinRow, Transaction
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.format.records import Record
-from memstore.engine.protocols.change import mutable_entry, need_history
+from memstore.engine.protocols.change import Change, mutable_entry, need_history
 from memstore.engine.protocols.elsewhere import MappedEntry
 from memstore.engine.protocols.get import damaged_entry, map_entry
 from memstore.engine.protocols.reuse import retire_live
@@ -83,10 +83,20 @@ def keep_replaced(
     return Kept(gone, len(beyond) < len(versions))
 
 
-def trim(root: Root, transaction: Transaction, key: bytes, limits: tuple[int, int]) -> list[int]:
-    """Takes out the replaced versions that are beyond the limits, and that nobody pins. Returns their segments."""
+def freed_by(root: Root, transaction: Transaction, key: bytes, old: Record, change: Change) -> int:
+    """Returns the bytes that a change of a key will free. It takes nothing out."""
+    limits = change.history if change.content is not None else (1, 0)
+    if old.history is None and limits is None:
+        return old.held_bytes
+    most, most_bytes = limits or old.history or (1, 0)
+    versions = [*tables.kept_versions(transaction, key), KeptVersion(b"", old.version, old.held_bytes)]
+    return sum(one.nbytes for one in _beyond(root, transaction, key, versions, most, most_bytes))
+
+
+def trim(root: Root, transaction: Transaction, key: bytes, limits: tuple[int, int]) -> tuple[list[int], int]:
+    """Takes out the replaced versions beyond the limits that nobody pins. Returns their segments, and their bytes."""
     beyond = _beyond(root, transaction, key, tables.kept_versions(transaction, key), *limits)
-    return [segment for one in beyond for segment in take_out(transaction, one)]
+    return [segment for one in beyond for segment in take_out(transaction, one)], sum(one.nbytes for one in beyond)
 
 
 def _beyond(
@@ -243,8 +253,11 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
         for key in keys:
             record = transaction.record(key)
             limits = record.history if record is not None else None
-            for segment in trim(root, transaction, key, limits or (1, 0)):
+            segments, nbytes = trim(root, transaction, key, limits or (1, 0))
+            for segment in segments:
                 retire_live(transaction, counters, segment)
+            if counters.quotas:
+                tables.free_in_quotas(transaction, key, nbytes)
         if counters.live != before:
             transaction.put_counters(counters)
 
@@ -274,26 +287,40 @@ def pinned_versions(root: Root, transaction: Transaction, pins: Sequence[PinRow]
 # --- no room ---------------------------------------------------------------------------------------------------------
 
 
-def drop_oldest(root: Root, needed: int, deadline: float) -> bool:
-    """Takes out the oldest kept versions of all keys, of so many bytes and a part of all. False: there was none."""
-    return root.mutex.run(_drop_oldest, deadline, root, needed)
+def drop_oldest(root: Root, needed: int, deadline: float, prefix: bytes | None = None) -> bool:
+    """Takes out the oldest kept versions, of so many bytes and a part of all.
+
+    Args:
+        prefix: take out those of keys that start with it, for a quota; None: those of all keys, for the store.
+
+    Returns:
+        Whether some went: none does where all of them would not be enough, as far as that can be told.
+    """
+    return root.mutex.run(_drop_oldest, deadline, root, needed, prefix)
 
 
-def _drop_oldest(root: Root, needed: int) -> bool:
+def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> bool:
     def drop(transaction: Transaction) -> bool:
         pinned = pinned_versions(root, transaction, tables.pins_of(transaction))
         kept = [one for one in tables.kept_versions(transaction) if one.version not in pinned]
+        if prefix is not None:
+            kept = [one for one in kept if (tables.key_of_version(transaction, one) or b"").startswith(prefix)]
         kept.sort(key=lambda one: one.version)
         total = sum(one.nbytes for one in kept)
         wanted = max(needed, total // _SHARE)
         counters, dropped = transaction.counters(), 0
-        if counters.capacity and counters.allocated - total + needed > counters.capacity:
+        if prefix is not None and total < needed:
             return False  # without all of them, there would be no room either
+        if prefix is None and counters.capacity and counters.allocated - total + needed > counters.capacity:
+            return False
         for one in kept:
             if dropped >= wanted:
                 break
+            key = tables.key_of_version(transaction, one) if counters.quotas else None
             for segment in take_out(transaction, one):
                 retire_live(transaction, counters, segment)
+            if key is not None:
+                tables.free_in_quotas(transaction, key, one.nbytes)
             dropped += max(one.nbytes, 1)
         if kept:
             transaction.put_counters(counters)

@@ -79,6 +79,7 @@ from memstore.engine.protocols.change import (
 )
 from memstore.engine.protocols.elsewhere import elsewhere_of
 from memstore.engine.protocols.history import drop_oldest, keep_replaced, with_history
+from memstore.engine.protocols.quotas import charge, charges_of
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
     ReplacedFile,
@@ -97,7 +98,14 @@ from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
 from memstore.engine.sync.primitives import deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
-from memstore.errors import CorruptionError, MemstoreError, StoreFullError, StoreTimeoutError, VersionConflictError
+from memstore.errors import (
+    CorruptionError,
+    MemstoreError,
+    QuotaExceededError,
+    StoreFullError,
+    StoreTimeoutError,
+    VersionConflictError,
+)
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -168,6 +176,12 @@ def retry_after_sweep(
     """
     try:
         return make(root, change, deadline)
+    except QuotaExceededError as error:
+        over = error.used + error.requested - error.quota
+        while drop_oldest(root, over, deadline, error.prefix.encode()):
+            with contextlib.suppress(QuotaExceededError):
+                return make(root, change, deadline)
+        raise
     except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
         if isinstance(error, MemoryError) or not is_full(error):
             with resource_errors(root.path, key, root):
@@ -484,6 +498,10 @@ def _commit_inline_locked(
             raise MembershipChanged
         if membership and (transaction.has_keepers(key) or transaction.is_remembered(key, is_delete=False)):
             raise KeptElsewhere
+        if counters.quotas:
+            changes, found = [Change(key, content)], [transaction.record(key)]
+            check_versions(changes, found)
+            charge(transaction, charges_of(root, transaction, changes, found))
         counters.version += 1
         counters.number += 1
         counters.publications += 1
@@ -537,6 +555,8 @@ def _write_changes(
         publication.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
+    if counters.quotas:
+        charge(transaction, charges_of(root, transaction, changes, found))
     versions = _assign_versions(changes, found, counters)
     placed: list[tuple[SealedSegment, int]] = []
     for change, version in zip(changes, versions, strict=True):

@@ -12,10 +12,10 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
    can be repaired again; what was set aside is then missing, and so lost, as it was.
 7. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
-The new catalog has rows in the tables entries, history, segments and counters, and in those of a store that was served
-(`Membership`): nothing is being filled, kept for reuse or leased any more, and no attempt waits for parts. Tables of
-later versions are dropped on purpose, since nobody here can tell whether their rows are right; segments that only those
-name are files without an entry.
+The new catalog has rows in the tables entries, history, quotas, segments and counters, and in those of a store that
+was served (`Membership`): nothing is being filled, kept for reuse, leased or pinned any more, and no attempt waits for
+parts. Tables of later versions are dropped on purpose, since nobody here can tell whether their rows are right;
+segments that only those name are files without an entry.
 
 Versions and numbers go on 2**32 above all that was seen.
 
@@ -258,6 +258,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
     try:
         _write_rows(catalog, list(choice.entries.items()), Transaction.put_record)
         _write_rows(catalog, list(choice.replaced.items()), _put_replaced)
+        _write_rows(catalog, list(choice.quotas().items()), _put_quota)
         _write_rows(catalog, list(choice.rows().items()), Transaction.put_segment)
         if choice.membership.number:
             catalog.create_served()
@@ -289,6 +290,10 @@ def _write_rows(
 
 def _put_replaced(transaction: Transaction, name: tuple[bytes, int], record: Record) -> None:
     tables.put_version(transaction, name[0], record)
+
+
+def _put_quota(transaction: Transaction, _: bytes, row: tables.QuotaRow) -> None:
+    tables.put_quota(transaction, row)
 
 
 def _mend_doorbell(path: str, settings: Settings) -> None:
@@ -686,6 +691,15 @@ class Choice:
         }
         return {**self.membership.segments, **named}
 
+    def quotas(self) -> dict[bytes, tables.QuotaRow]:
+        """Returns the quotas, by prefix, with what their keys take now."""
+        taken = [*self.entries.items(), *((key, record) for (key, _), record in self.replaced.items())]
+        used = {
+            prefix: sum(record.held_bytes for key, record in taken if key.startswith(prefix))
+            for prefix in self.old.quotas
+        }
+        return {prefix: tables.QuotaRow(prefix, limit, used[prefix]) for prefix, limit in self.old.quotas.items()}
+
     def counters(self) -> Counters:
         old, found = self.old, [file.found for file in self._ours() if file.found]
         records = [*old.records.values(), *self.entries.values(), *self.replaced.values()]
@@ -706,6 +720,7 @@ class Choice:
             live=sum(row.nbytes for row in self.rows().values()),
             capacity=old.counters.capacity,
             membership=self.membership.number,
+            quotas=len(old.quotas),
         )
 
 

@@ -25,7 +25,16 @@ from memstore._info import Progress
 from memstore._parsing import UNDECODABLE
 from memstore.engine import syscalls
 from memstore.engine.catalog.environment import has_gone_back
-from memstore.engine.catalog.tables import HISTORY, SERVED, Counters, read_counters, read_segment, read_version
+from memstore.engine.catalog.tables import (
+    HISTORY,
+    QUOTAS,
+    SERVED,
+    Counters,
+    read_counters,
+    read_quota,
+    read_segment,
+    read_version,
+)
 from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.format.headers import HEAD_SIZE, PART_MARK, ParsedHeader, header_size, read_header
 from memstore.engine.format.records import (
@@ -54,6 +63,7 @@ class OldCatalog:
         is_sound: all rows are there and fit one another, so that what isn't there never was.
         is_older: what is there may be all of an earlier moment: whole, and not the truth.
         replaced: by key and version, the records of replaced versions that are kept.
+        quotas: by prefix, how many bytes its keys may take.
         damaged: keys whose records are damaged.
         served: by table and key, the rows of a store that was served to other hosts.
     """
@@ -61,6 +71,7 @@ class OldCatalog:
     is_sound: bool = False
     is_older: bool = False
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
+    quotas: dict[bytes, int] = field(default_factory=dict[bytes, int])
     replaced: dict[tuple[bytes, int], Record] = field(default_factory=dict[tuple[bytes, int], Record])
     rows: dict[int, SegmentRow] = field(default_factory=dict[int, SegmentRow])
     damaged: set[bytes] = field(default_factory=set[bytes])
@@ -85,6 +96,9 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
         elif table == HISTORY:
             name, record = read_version(key, value)
             old.replaced[name, record.version] = record
+        elif table == QUOTAS:
+            quota = read_quota(key, value)
+            old.quotas[quota.prefix] = quota.limit
         elif table in SERVED:
             old.served[table, key] = value
         elif (table, key) == ("counters", b"counters"):

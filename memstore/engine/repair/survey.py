@@ -307,6 +307,8 @@ class _CatalogWalk:
                 tables.read_outcome(key, value)
             elif table == tables.HISTORY:
                 self._look_at_version(*tables.read_version(key, value))
+            elif table == tables.QUOTAS:
+                tables.read_quota(key, value)
             elif table == tables.PINS:
                 tables.read_pin(key, value)
             elif table in SERVED:

@@ -49,7 +49,7 @@ from memstore.errors import (
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-Feature = Literal["sharded", "mutable", "owners", "shared", "history"]
+Feature = Literal["sharded", "mutable", "owners", "shared", "history", "quotas"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
@@ -58,7 +58,17 @@ SHARDED: Feature = "sharded"  # records of several segments, and prepared segmen
 MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 CLUSTER: Feature = "owners"  # the store was served to other hosts: records name what lies there
 HISTORY: Feature = "history"  # versions that were replaced may stay readable: see `protocols/history.py`
+QUOTAS: Feature = "quotas"  # prefixes of keys have quotas: see `protocols/quotas.py`
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
+
+# What stores of several hosts don't have yet, and what to do instead.
+_OF_ONE_HOST: dict[Feature, tuple[str, str]] = {
+    HISTORY: (
+        "replaced versions are kept and pinned",
+        "put without history=, and let each reader hold a store.ref(key)",
+    ),
+    QUOTAS: ("prefixes have quotas", "capacity= bounds what a host's part of it takes"),
+}
 
 GRACE = 60.0  # seconds
 INLINE_LIMIT = 1 << 16  # bytes; up to here a put into the record takes a fraction of one into a segment
@@ -225,15 +235,14 @@ def add_feature(root: str, settings: Settings, feature: Feature) -> Settings:
     present = read_settings(root)
     if present is None or present.store != settings.store:
         raise NotAStoreError(f"{root} is another store now, or none: open it again")
-    if feature == HISTORY and (CLUSTER in present.features or present.shared is not None):
-        raise CrossHostError(
-            f"{root} is the store of several hosts, and replaced versions are kept in a store of one host only: put "
-            "without history=, and let each reader keep a store.ref(key)"
-        )
-    if feature == CLUSTER and HISTORY in present.features:
+    if feature in _OF_ONE_HOST and (CLUSTER in present.features or present.shared is not None):
+        what, instead = _OF_ONE_HOST[feature]
+        raise CrossHostError(f"{root} is the store of several hosts, and {what} in a store of one host only: {instead}")
+    of_one_host = [_OF_ONE_HOST[one][0] for one in present.features if one in _OF_ONE_HOST]
+    if feature == CLUSTER and of_one_host:
         raise NotServedError(
-            f"{root} keeps replaced versions (history=, pin), which a store of several hosts can't: serve an empty "
-            "folder, and put the values there"
+            f"{root} can't be served, since {' and '.join(of_one_host)} in a store of one host only, as this one has "
+            "been: serve an empty folder, and put the values there"
         )
     if feature not in present.features:
         present = present.with_feature(feature)

@@ -256,7 +256,7 @@ class Root:
                 f"{self.path}: host {os.uname().nodename} has not heard from a majority of its cluster for its lease "
                 f"and {late / 1e9:.1f} s more, and may have been removed: nothing was done. It goes on when it hears "
                 "them, if it is still a member: memstore status says which hosts answer, and whether the agent here "
-                "runs. If it was removed, serve an empty folder"
+                "runs. If it was removed, serve the folder again"
             )
 
     def confirm_lease(self, key: bytes) -> None:

@@ -32,6 +32,7 @@ from memstore.errors import (
     CorruptionError,
     KeyNotFoundError,
     MutableEntryError,
+    QuotaExceededError,
     ResourceLimitError,
     ShardMismatchError,
     StoreFullError,
@@ -100,7 +101,8 @@ class LockPage(RobustMutex):
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
         """Opens the page. With `keep_open` its file stays open as long as it: see `filesystem.mappings_keep_locks`."""
         page = SharedPage(path)
-        nothing_changed = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, Refusal)
+        refused = (KeyNotFoundError, VersionConflictError, ShardMismatchError, MutableEntryError, QuotaExceededError)
+        nothing_changed = (*refused, Refusal)
         super().__init__(
             page.address, name=path, dirty_at=page.address + LockNotes.dirty.offset, refusals=nothing_changed
         )

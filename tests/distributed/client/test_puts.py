@@ -379,7 +379,7 @@ def test_a_removed_host_says_so(pair: Cluster) -> None:
     here.put("k", 1)
     pair.homes[0].run(leave)
     for call in (lambda: here.put("k", 2), lambda: here.get("k"), lambda: list(here), lambda: here.delete("k")):
-        with pytest.raises(memstore.errors.StaleMembershipError, match="serve an empty root"):
+        with pytest.raises(memstore.errors.StaleMembershipError, match="serve the folder again"):
             call()
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import memstore
 from memstore.distributed.catalog import look, run
 from memstore.distributed.serving import Cluster
-from memstore.engine import Creation, close_root, open_root
+from memstore.engine import Creation, Transaction, close_root, open_root, tables
 from memstore.errors import (
     CorruptionError,
     CrossHostError,
@@ -142,12 +142,21 @@ def command(agents: Agents, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_puts_and_gets_go_on_while_their_host_and_their_owner_is_drained(agents: Agents) -> None:
-    """Each put that was acknowledged is there, wherever it was made."""
+    """Each put that was acknowledged is there, wherever it was made; and nothing is left of the host that has left."""
     seed, other, leaver = three(agents)
-    with memstore.open(leaver.root) as store:
+    gone = id_of(leaver)
+    with memstore.open(leaver.root) as store, memstore.open(other.root) as theirs:
         for number in range(200):
             store.put(f"flat{number}", number)
         store.put("busy/k", value(0))
+        theirs.put("other/own", 1)
+        for number in range(NUMBER):
+            store.put(f"other/big{number}", value(number))
+            store.put(f"other/small{number}", number)
+            theirs.put(f"mine{number}/k", value(number))
+            store.put(f"busy/{number}", value(number))
+            theirs.put(f"busy/theirs{number}", value(number))
+            assert theirs.get(f"busy/{number}")["step"] == number
     over, put, troubles = threading.Event(), [0], list[BaseException]()
 
     def go_on(agent: Agent, key: str) -> None:
@@ -188,6 +197,47 @@ def test_puts_and_gets_go_on_while_their_host_and_their_owner_is_drained(agents:
     with memstore.open(seed.root) as store:
         check(store, "busy/k", put[0])
         assert [store.get(f"flat{number}") for number in range(200)] == list(range(200))
+        for number in range(NUMBER):
+            check(store, f"other/big{number}", number)
+            check(store, f"busy/theirs{number}", number)
+    assert leaver.ended()[0] == 0
+    folder, name = os.path.split(leaver.root)
+    assert [one for one in os.listdir(folder) if one.startswith(name)] == []
+    for agent in (seed, other):
+        eventually(
+            lambda agent=agent: not naming(agent, gone), f"nothing of it at {agent.address}: {naming(agent, gone)}"
+        )
+    assert not Cluster(seed.root).status().lost
+
+
+def id_of(agent: Agent) -> bytes:
+    return next(bytes.fromhex(one["id"]) for one in agent.view()["members"] if one["address"] == agent.address)
+
+
+def naming(agent: Agent, member: bytes) -> dict[str, int]:
+    """By table, how many rows of a host's catalog name a member.
+
+    Not those of the directory, which say who has given a group to its owner, and those of segments of the host itself,
+    which say who was asked once to name them.
+    """
+    use = open_root(agent.root, "r", Creation(), LONG)
+    try:
+        use.root.catalog.view(Transaction.counters)
+
+        def count(transaction: Transaction) -> dict[str, int]:
+            found = {
+                table: sum(member in bytes(key) + bytes(row) for key, row in transaction.rows(table))
+                for table in ("entries", *tables.SERVED)
+                if table not in (tables.DIRECTORY, tables.LENT)
+            }
+            return {table: number for table, number in found.items() if number}
+
+        named = use.root.catalog.view(count)
+        if look(use.root, lambda tables: [row for row in tables.ownerships(0, 1 << 20) if row.owner == member], inf):
+            named[tables.DIRECTORY] = 1
+        return named
+    finally:
+        close_root(use)
 
 
 @pytest.mark.full
