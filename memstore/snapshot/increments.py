@@ -183,6 +183,7 @@ class Base:
     def __init__(self, path: str) -> None:
         self._held = hold(path)
         self.path = path
+        self._mark = _mark_of(path)
         self.manifest = load_manifest(path)
         self._storage = FileStorage(path)
         self._sums = read_box_sums(self._storage, self.manifest)
@@ -226,10 +227,13 @@ class Base:
                     boxes[match.number] = ManifestBox(len(files), box.offset, box.nbytes, box.offsets, box.shape)
                 sums.append({match.box.offset: match.sums for match in by_file[number]})
                 files.append(ManifestFile(name, file.size, file.sums))
+            # A manifest is linked after its files, and no take writes beside one: so what was linked is of this base.
+            if files and self._mark != _mark_of(self.path):
+                _log.warning("%s was removed, or is another snapshot by now: the increment is whole", self.path)
+                _remove_all(storage, files, traces)
+                return SharedFiles()
         except BaseException:
-            for name in [*(file.name for file in files), *traces]:
-                with contextlib.suppress(OSError):  # the first error is the one to tell
-                    storage.remove(name)
+            _remove_all(storage, files, traces)
             raise
         if worth and not files:
             _log.warning("the files of %s can't be linked into %s: the increment is whole", self.path, storage.path)
@@ -239,14 +243,12 @@ class Base:
         """Compares the boxes with those of the base, several at once. Returns those that are equal."""
         there = self._boxes(rank)
         matches: list[_Match] = []
-        used: set[tuple[int, int]] = set()
         comparisons: list[_Comparison] = []
         for number, one in enumerate(wanted):
             match = there.get((one.path, one.dtype, one.shape, one.offsets, one.sizes))
-            if match is None or match[0].nbytes != one.nbytes or (match[0].file, match[0].offset) in used:
+            if match is None or match[0].nbytes != one.nbytes:
                 continue
             box, sums = match
-            used.add((box.file, box.offset))  # two tensors of one path share no box
             matches.append(_Match(number, box, sums))
             pieces = [
                 (start - box.offset, stop - box.offset)
@@ -289,6 +291,21 @@ class Base:
                 for number in manifest.values[value].tensors:
                     yield manifest.tensors[number]
         yield from manifest.tensors
+
+
+def _mark_of(path: str) -> tuple[int, int, int] | None:
+    """Returns what tells the manifest in a folder from any other one; None if there is none."""
+    try:
+        found = os.stat(f"{path}/{MANIFEST}", follow_symlinks=False)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _remove_all(storage: FileStorage, files: Sequence[ManifestFile], traces: Sequence[str]) -> None:
+    for name in [*(file.name for file in files), *traces]:
+        with contextlib.suppress(OSError):  # there is another error to tell, or the next take removes it
+            storage.remove(name)
 
 
 def latest_beside(path: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.rules.returns import SCRIPTS
+from tests.distributed.rules.replicating import SCRIPTS
 from tests.distributed.rules.scenes import SCENES
 from tests.distributed.rules.test_each_step import STORIES
 

@@ -131,7 +131,7 @@ def test_a_tier_that_is_full_leaves_the_others(asynchronous: bool, path: str) ->
 
 
 def _takes_and_stops(wire: Wire, path: str) -> None:
-    state = app_state(1.0) | {"large": StateDict(x=torch.zeros(256 << 20, dtype=torch.uint8))}
+    state = app_state(1.0) | {"large": StateDict(x=torch.zeros(128 << 20, dtype=torch.uint8))}
     pending = Snapshot.async_take(f"{path}/memory", state, then=[f"{path}/disk"])
     wire.send([tier._write.writer for tier in pending._take._tiers])
     wire.receive()

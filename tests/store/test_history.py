@@ -314,7 +314,7 @@ def test_a_store_with_a_history_isnt_served(root: str) -> None:
 
     with memstore.open(root) as store:
         store.put("k", 1, history=2)
-        with pytest.raises(NotServedError, match="keeps replaced versions"):
+        with pytest.raises(NotServedError, match="replaced versions are kept and pinned in a store of one host only"):
             need_cluster(root_of(store), deadline_after(10))
         store.put("k", 2)
         assert len(store.versions("k")) == 2

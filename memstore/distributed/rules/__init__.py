@@ -11,9 +11,9 @@ client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
+replicas   values that lie on a second host, too: puts that wait for it, and what is mended in the background
 remembering what owners remember of keys that are gone, while removed hosts may come back
 returning  a removed host comes back, as a new member, with what nobody has put or deleted since
-replicas   values that lie on a second host, too: puts that wait for it, and what is mended in the background
 draining   a host that is drained: its groups and bytes go to others, then it leaves
 sharded    sharded puts: what the owner of their key answers, and how a rank does its share
 """

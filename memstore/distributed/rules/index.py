@@ -167,10 +167,10 @@ class Index:
         self.notes = recovery.Notes(clock)
         self.recovery = recovery.Recovery()
         self.returns: list[returning.Returns] = []
+        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
+        self._stale: tuple[int, int] | None = None  # `losses`, and the epoch, when it last looked for stale backups
         self.replicas = replicas.Replicas(clock)
         self._untold: set[bytes] = set()  # keepers that gave no answer when they were to be told of a put
-        self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
-        self._stale: tuple[int, int] | None = None  # the same, for backups that don't count any more; and the epoch
         self._refused: dict[bytes, int] = {}
         self._pins: dict[Place, int] = {}
         self._waits: dict[int, tuple[Request, int, int | None]] = {}
@@ -395,13 +395,11 @@ class Index:
         seed = None if known is None else known.member(known.seed)
         if standing is None and seed is not None and not (yield from self._bring_groups(seed)):
             return
-        versions = yield from view(lambda tables: tables.version)
+        of = b"" if known is None else known.cluster
+        versions, early = yield from view(lambda tables: (tables.version, roster.early_term(tables, of)))
         term, epoch = (0, 0) if known is None else known.position
         cluster = None if standing is None else standing.roster.cluster
-        if standing is not None:
-            promised = standing.promised
-        else:
-            promised = yield from view(lambda tables: roster.early_term(tables, known.cluster if known else b""))
+        promised = early if standing is None else standing.promised
         brings = self._brought if standing is None else 0
         request = Ask(self.member, cluster, term, epoch, versions, promised, brings, self._moved, LONGEST_WAIT)
         if seed is None and not self._addresses:

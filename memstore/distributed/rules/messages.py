@@ -1140,15 +1140,6 @@ class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
     after: Prefix = b""
 
 
-MAY_RETURN, STAYS_AWAY, IS_PUT_SINCE, IS_THERE = range(4)  # what becomes of a version that is offered
-
-
-class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
-    """Of each version that was offered: what becomes of it, as above. `IS_THERE`: it never was lost."""
-
-    fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
-
-
 class Replicated(msgspec.Struct, frozen=True, array_like=True, tag=105):
     """What became of each key: the version of which there is a replica now; 0: there is none.
 
@@ -1162,12 +1153,22 @@ class Replicated(msgspec.Struct, frozen=True, array_like=True, tag=105):
     why: Failed | None = None
 
 
+MAY_RETURN, STAYS_AWAY, IS_PUT_SINCE, IS_THERE = range(4)  # what becomes of a version that is offered
+
+
+class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
+    """Of each version that was offered: what becomes of it, as above. `IS_THERE`: it never was lost."""
+
+    fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
+
+
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
-    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack | SetPolicy | Replicate
+    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
+    | SetPolicy | Replicate
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession

@@ -74,6 +74,8 @@ def answer_return(tables: Tables, standing: Standing, seed: Directory, request: 
     """Notes who brings back what a removed member had; or that it is over. One member at a time, and once."""
     seed.begin(standing)
     roster = standing.roster
+    if not standing.is_seed or standing.unheard or not seed.is_settled(standing):
+        return Later()
     by = dict(roster.returns).get(request.former)
     if by is None:
         why = "it has come back before, was drained, or many hosts were removed since"
@@ -81,13 +83,12 @@ def answer_return(tables: Tables, standing: Standing, seed: Directory, request: 
     if request.by not in roster.ids:
         return Later()
     if by == request.by and not request.is_over:
-        return IsRoster(roster) if seed.is_settled(standing) else Later()
+        return IsRoster(roster)
     if by != request.by and by in roster.ids:
         return Refused("another host brings it back: was the folder copied?")
-    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
-        others = tuple(one for one in roster.returns if one[0] != request.former)
-        back = others if request.is_over else ((request.former, request.by), *others)
-        propose(tables, standing, is_settled=True, returns=back)
+    others = tuple(one for one in roster.returns if one[0] != request.former)
+    back = others if request.is_over else ((request.former, request.by), *others)
+    propose(tables, standing, is_settled=True, returns=back)
     return Later()
 
 
@@ -167,7 +168,7 @@ class Returns:
         self._root, self._take = root, take
         self.count, self.left, self.replaced = 0, dict[bytes, None](), dict[bytes, None]()
         self.is_over = False
-        self._why = ""
+        self._why, self._is_told = "", False
         self._back: list[bytes] = []
         self._refused: dict[bytes, int] = {}  # of groups, the number of the grant that their owner has refused
 
@@ -177,10 +178,14 @@ class Returns:
         if self.is_over or standing is None or not standing.may_change or standing.is_joining:
             return self.is_over
         former, member = self._root.member, standing.member
+        if self._is_told:  # until the seed has noted it: owners remember deletions for this host
+            yield from send(standing.seed, Return(former, member, is_over=True))
+            self.is_over = (former, member) not in standing.roster.returns
+            return self.is_over
         answer = yield from send(standing.seed, Return(former, member))
         if isinstance(answer, Refused):
             yield from self._end(standing, f"{answer.why}: nothing comes back")
-            return True
+            return False
         if (former, member) not in standing.roster.returns:
             return False  # it asks again when it has heard of the roster that says so
         is_whole, after = True, b""
@@ -192,7 +197,7 @@ class Returns:
         if not is_whole:
             return False
         yield from self._end(standing, "they were deleted since, or can't be put anew")
-        return True
+        return False
 
     def _end(self, standing: Standing, why: str) -> Steps[None]:
         """Tells all what has come back, and what stays lost."""
@@ -208,8 +213,7 @@ class Returns:
         for request in (CameBack("", back), CameBack(who, groups), Lost(who, lost)):
             others = [member for member in standing.roster.members if member.id != standing.member]
             yield from send_all([(member, request) for member in others] if request.names else [])
-        yield from send(standing.seed, Return(self._root.member, standing.member, is_over=True))
-        self.is_over = True
+        self._is_told = True
 
     def said(self) -> str:
         """Returns what has come back, for people."""

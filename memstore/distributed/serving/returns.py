@@ -241,7 +241,7 @@ class PutAnew:
     def __call__(self, former: FormerRoot, some: Sequence[tuple[FormerEntry, Returning]]) -> Steps[bool]:
         with between_forks():  # late: they import numpy
             from memstore.distributed.client import drive
-            from memstore.distributed.transfers import GoneError, take_segments
+            from memstore.distributed.transfers import GoneError, take_values
 
         assert isinstance(former, RootSetAside)
         member, deadline = self._root.member_id(), time.monotonic() + _PUT_WITHIN
@@ -258,7 +258,7 @@ class PutAnew:
 
         try:
             values = [(key, former.record(key, member)) for key in keys]
-            take_segments(self._root, values, former.member, former.fetch, publish, deadline)
+            take_values(self._root, values, former.member, former.fetch, publish, deadline)
         except GoneError:
             return False
         except CorruptionError as error:

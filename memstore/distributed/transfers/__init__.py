@@ -10,9 +10,9 @@ rdma       registered memory of index processes, in place of streams; imported w
 
 from __future__ import annotations
 
-from memstore.distributed.transfers.copies import GoneError, read_file, take_segments
+from memstore.distributed.transfers.copies import GoneError, read_file, take_values
 from memstore.distributed.transfers.receiving import announce
 from memstore.distributed.transfers.sending import Senders
 from memstore.distributed.transfers.transfers import Transfers
 
-__all__ = ["GoneError", "Senders", "Transfers", "announce", "read_file", "take_segments"]
+__all__ = ["GoneError", "Senders", "Transfers", "announce", "read_file", "take_values"]

@@ -192,7 +192,7 @@ def _compare(key: bytes, record: Record, extent: SegmentExtent, found: ParsedHea
 # record's from then on: `rules/draining.py` has the transaction.
 
 
-def take_segments(
+def take_values(
     root: Root,
     values: Sequence[tuple[bytes, Record]],
     host: bytes | None,
@@ -212,29 +212,32 @@ def take_segments(
         StoreFullError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
     own = root.member_id()
-    drafts: list[Draft] = []
-    taken: list[tuple[int, int]] = []  # of each draft: which value's, which segment's
-    for which, (key, record) in enumerate(values):
-        for number, (at, extent) in enumerate(zip(record.hosts or (), record.segments, strict=False)):
-            if at == host or (host is None and at != own):
-                drafts.append(_draft_of(root, key, record, at, extent, fetch, deadline))
-                taken.append((which, number))
+    taken = [
+        (value, number)
+        for value, (_, record) in enumerate(values)
+        for number, one in enumerate(record.hosts or ())
+        if one == host or (host is None and one != own)
+    ]
+    drafts = [
+        _draft_of(root, key, record, (record.hosts or ())[number], record.segments[number], fetch, deadline)
+        for (key, record), number in ((values[value], number) for value, number in taken)
+    ]
 
     def name(changes: list[Change]) -> Result:
         sealed = [segment for change in changes for segment in change.segments]
-        hosts = [list(record.hosts or (own,) * len(record.segments)) for _, record in values]
         extents = [list(record.segments) for _, record in values]
-        for (which, number), one in zip(taken, sealed, strict=True):
-            base = extents[which][number].base  # the others stay where they are in the value's range of addresses
-            extents[which][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
-            hosts[which][number] = own
+        hosts = [list(record.hosts or ()) for _, record in values]
+        for (value, number), one in zip(taken, sealed, strict=True):
+            base = extents[value][number].base  # the others stay where they are in the value's range of addresses
+            extents[value][number] = SegmentExtent(one.segment, one.put_id, one.size, one.start, base)
+            hosts[value][number] = own
         named = [
             msgspec.structs.replace(
-                record, put_id=found[0].put_id, size=len(found), parts=encode_extents(found), hosts=tuple(at)
+                record, put_id=of[0].put_id, size=len(of), parts=encode_extents(of), hosts=tuple(lying)
             )
-            if at
+            if lying
             else record
-            for (_, record), found, at in zip(values, extents, hosts, strict=True)
+            for (_, record), of, lying in zip(values, extents, hosts, strict=True)
         ]
         return publish(named, sealed)
 

@@ -28,7 +28,7 @@ from memstore.distributed.transfers.copies import (
     map_copy,
     one_fetcher,
     places_of,
-    take_segments,
+    take_values,
 )
 from memstore.distributed.transfers.messages import NO_RANGES, SEGMENTS_LIMIT, Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import (
@@ -569,12 +569,12 @@ class Transfers:
         publish: Callable[[Record, Sequence[SealedSegment]], Result],
         deadline: float,
     ) -> Result:
-        """Copies the segments of a value that lie on a host to files of this one: see `take_segments`."""
+        """Copies the segments of a value that lie on a host to files of this one: see `take_values`."""
 
         def publish_one(records: Sequence[Record], sealed: Sequence[SealedSegment]) -> Result:
             return publish(records[0], sealed)
 
-        return take_segments(self._root, [(key, record)], host, self._receive, publish_one, deadline)
+        return take_values(self._root, [(key, record)], host, self._receive, publish_one, deadline)
 
     def take_all(
         self,
@@ -582,8 +582,8 @@ class Transfers:
         publish: Callable[[Sequence[Record], Sequence[SealedSegment]], Result],
         deadline: float,
     ) -> Result:
-        """Copies all of values that lies on other hosts to files of this one: see `take_segments`."""
-        return take_segments(self._root, values, None, self._receive, publish, deadline)
+        """Copies all of values that lies on other hosts to files of this one: see `take_values`."""
+        return take_values(self._root, values, None, self._receive, publish, deadline)
 
     def _pin(self, key: bytes, record: Record, deadline: float) -> Pinned | None:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}

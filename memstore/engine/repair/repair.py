@@ -518,6 +518,8 @@ class Choice:
             if kept is not None and key in self.entries and version < self.entries[key].version:
                 older.setdefault(key, []).append(kept)
         for key, records in older.items():
+            if key in self.from_headers and self.entries[key].history is None:  # what its record said is lost
+                self.entries[key] = msgspec.structs.replace(self.entries[key], history=(len(records) + 1, 0))
             most, most_bytes = self.entries[key].history or (1, 0)
             versions = [tables.KeptVersion(b"", one.version, one.held_bytes) for one in records]
             for one in records[len(records) - count_within(versions, most - 1, most_bytes) :]:

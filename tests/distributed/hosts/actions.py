@@ -69,6 +69,26 @@ def owners(store: memstore.Store, groups: list[str]) -> list[str | None]:
     return [None if owner is None else elsewhere_of(root).name_of(owner) for owner in found]
 
 
+def put_stable(store: memstore.Store, groups: list[str], host: int) -> None:
+    """Puts values that nobody changes: one in the owner's record, and one in a file of this host."""
+    for group in groups:
+        store.put(f"{group}/small-of-{host}", host, timeout=30)
+        store.put(f"{group}/large-of-{host}", torch.full((1 << 15,), host), timeout=30)
+
+
+def stable(store: memstore.Store, groups: list[str]) -> list[str]:
+    """Returns those of these values that are there, whole."""
+    found: list[str] = []
+    for group in groups:
+        for key in store.keys(f"{group}/"):
+            size, _, host = key.partition("/")[2].partition("-of-")
+            if size in ("small", "large"):
+                value = store.get(key, timeout=30)
+                assert bool((torch.as_tensor(value) == int(host)).all()), key
+                found.append(key)
+    return sorted(found)
+
+
 def delete_all(store: memstore.Store) -> None:
     store.delete_many(list(store.keys()), missing_ok=True, atomic=False)
     store.gc()

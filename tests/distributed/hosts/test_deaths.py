@@ -14,7 +14,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,8 @@ from tests.support.hosts import Hosts, why_unavailable
 HOSTS = 4
 SECONDS = float(os.environ.get("MEMSTORE_DEATHS_SECONDS", "1200" if IS_FULL else "1"))
 QUIET = 2.5  # seconds after a fault in which owners tell hosts what they couldn't: a death before is a second failure
+GROUPS = [key.partition("/")[0] for key in clients.KEYS]
+SIZES = ("small", "large")
 LARGE = 1 << 16  # bytes: a value above lies in a file of the host that has put it
 
 
@@ -61,10 +63,16 @@ class Deaths:
     def lose(self, number: int) -> None:
         """A host is lost with all that is in its memory, is removed, and comes back empty."""
         owners = self._owners((number + 1) % HOSTS)
+        self._put_stable()
         began = time.monotonic()
         self._load.lose([number])
         self._cluster.begin_anew(number)
         self._losses.append((number, began, time.monotonic(), owners))
+        self._check_stable(
+            f"{group}/{size}-of-{host}"
+            for (group, owner), host, size in itertools.product(owners.items(), range(HOSTS), SIZES)
+            if host != number or (size == "small" and owner != number)
+        )
         self._load.begin(number)
 
     def drain(self, number: int) -> None:
@@ -75,6 +83,7 @@ class Deaths:
             if promoted.returncode:
                 return
         owners = self._owners(other)
+        self._put_stable()
         drained = self._cluster.command(other, "drain", ROOT, self._cluster.address(number), "--timeout", "45")
         assert drained.returncode == 0, drained.stderr
         self._handed += [(time.monotonic(), group) for group, owner in owners.items() if owner == number]
@@ -83,15 +92,25 @@ class Deaths:
         self._cluster.kill_host(number)
         self._cluster.serve(number)
         self._cluster.wait_for_members(HOSTS)
+        self._check_stable(f"{group}/{size}-of-{host}" for group in owners for host in range(HOSTS) for size in SIZES)
         self._load.begin(number)
+
+    def _put_stable(self) -> None:
+        for number in range(HOSTS):
+            self._cluster.call(number, actions.put_stable, GROUPS, number)
+
+    def _check_stable(self, expected: Iterable[str]) -> None:
+        """Every key is there whose newest version lies on another host, and no other one."""
+        keys = sorted(expected)
+        for asked in range(HOSTS):
+            assert self._cluster.call(asked, actions.stable, GROUPS) == keys
 
     def _owners(self, asked: int) -> dict[str, int | None]:
         addresses = [self._cluster.address(number) for number in range(HOSTS)]
-        groups = [key.partition("/")[0] for key in clients.KEYS]
-        found = self._cluster.call(asked, actions.owners, groups)
+        found = self._cluster.call(asked, actions.owners, GROUPS)
         return {
             group: next((at for at, one in enumerate(addresses) if owner and owner.endswith(one)), None)
-            for group, owner in zip(groups, found, strict=True)
+            for group, owner in zip(GROUPS, found, strict=True)
         }
 
     def among(self, history: list[Operation]) -> Iterator[Operation]:

@@ -83,6 +83,23 @@ def check_backups(world: World, hosts: Sequence[Host], seed: bytes) -> None:
                 raise Fault(f"nobody knows that {host.address} keeps {key!r}", tuple(world.trace))
 
 
+def check_replicas(world: World, hosts: Sequence[Host]) -> None:
+    """Each value lies with its owner, and whole on another host that keeps it."""
+    for host in hosts:
+        for key, entry in host.tables.records.items():
+            values = {host.tables.segments[place.put_id].value for place in entry.places if place.host == host.id}
+            keepers = [
+                (one, it) for one in hosts if (it := one.tables.backups.get(key)) and it.version == entry.version
+            ]
+            copies = [
+                {one.tables.segments[place.put_id].value for place in it.places}
+                for one, it in keepers
+                if all(place.host == one.id and place.put_id in one.tables.segments for place in it.places)
+            ]
+            if any(place.host != host.id for place in entry.places) or values not in copies:
+                raise Fault(f"{key!r} of {host.address} has {entry}, and copies are {keepers}", tuple(world.trace))
+
+
 def check_gone(world: World, hosts: Sequence[Host]) -> None:
     """Nobody has anything of members that have left, but that they gave a group, or were asked for a segment.
 
@@ -104,23 +121,6 @@ def check_gone(world: World, hosts: Sequence[Host]) -> None:
         for what, hosts_named in named.items():
             if gone := set(hosts_named) - standing.roster.ids:
                 raise Fault(f"{host.address} has {what} of {gone}", tuple(world.trace))
-
-
-def check_replicas(world: World, hosts: Sequence[Host]) -> None:
-    """Each value lies with its owner, and whole on another host that keeps it."""
-    for host in hosts:
-        for key, entry in host.tables.records.items():
-            values = {host.tables.segments[place.put_id].value for place in entry.places if place.host == host.id}
-            keepers = [
-                (one, it) for one in hosts if (it := one.tables.backups.get(key)) and it.version == entry.version
-            ]
-            copies = [
-                {one.tables.segments[place.put_id].value for place in it.places}
-                for one, it in keepers
-                if all(place.host == one.id and place.put_id in one.tables.segments for place in it.places)
-            ]
-            if any(place.host != host.id for place in entry.places) or values not in copies:
-                raise Fault(f"{key!r} of {host.address} has {entry}, and copies are {keepers}", tuple(world.trace))
 
 
 def check_bytes(world: World, hosts: Sequence[Host]) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from memstore.distributed.rules import client, directory, owning, recovery, replicas
 from memstore.distributed.rules.messages import Change, Committed, Place, Policy
-from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
 from tests.distributed.rules.mutations import mutation
+from tests.distributed.rules.returns import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scripts import Play, die, got, script
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import key_at

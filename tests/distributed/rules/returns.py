@@ -18,15 +18,15 @@ from memstore.distributed.rules import (
     remembering,
     returning,
 )
-from memstore.distributed.rules.messages import Later, Offer, Refused, Returning
+from memstore.distributed.rules.messages import Later, Offer, Refused, Return, Returning, Stale
 from memstore.distributed.rules.steps import Remembered
 from tests.distributed.rules import checks
+from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS
 from tests.distributed.rules.mutations import Patch, mutation
-from tests.distributed.rules.replicating import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scripts import Play, got, has_left, script
 from tests.distributed.rules.tables import SimTables
 from tests.distributed.rules.test_membership import put, run
-from tests.distributed.rules.world import FormerTables
+from tests.distributed.rules.world import FormerTables, Host
 
 __all__ = ["MUTATIONS", "SCRIPTS"]  # with those of this file
 
@@ -370,6 +370,39 @@ def _(patch: Patch) -> None:
         )
 
     patch.setattr(index.returning, "answer_return", for_ever)
+
+
+@script("a return of whose end nobody hears")
+def _() -> None:
+    play = Play(3)
+    play.put(1, b"g/k", b"old")
+    go_down(play, 1)
+    answer, unheard = play.world.answer, [3]
+
+    def deaf(host: Host, index: Any, request: Any) -> Any:
+        if isinstance(request, Return) and request.is_over and unheard[0]:
+            unheard[0] -= 1
+            return Stale(0)  # as an answer that says nothing: the message is lost
+        return answer(host, index, request)
+
+    play.world.answer = deaf
+    come_back(play, 1, 30)
+    play.world.run(5)
+    for host in play.hosts:
+        play.must(not host.tables.remembers(), f"{host.address} remembers deletions for nobody")
+
+
+@mutation("that a return is over is said once", "a return of whose end nobody hears")
+def _(patch: Patch) -> None:
+    end = returning.Returns._end  # pyright: ignore[reportPrivateUsage]
+
+    def once(self: Any, standing: Any, why: str) -> Any:
+        former = next(one for one, by in standing.roster.returns if by == standing.member)
+        yield from end(self, standing, why)
+        yield from returning.send(standing.seed, Return(former, standing.member, is_over=True))
+        self.is_over = True
+
+    patch.setattr(returning.Returns, "_end", once)
 
 
 @script("a removed host that never comes back")
