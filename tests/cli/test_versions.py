@@ -21,7 +21,7 @@ def test_versions_are_listed_and_shown(root: str) -> None:
     path = f"{root}.npy"
     call("get", root, "k", "--version", str(versions[1]), "-o", path)
     call("get", root, "k", "--version", str(versions[0]), code=3)
-    call("versions", root, "none", code=1)
+    call("versions", root, "none", code=4)
 
 
 def test_quotas_are_set_and_listed(root: str) -> None:
