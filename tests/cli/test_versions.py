@@ -1,0 +1,36 @@
+"""Earlier versions and quotas on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+import memstore
+from tests.cli.test_commands import call
+
+
+def test_versions_are_listed_and_shown(root: str) -> None:
+    with memstore.open(root) as store:
+        versions = [store.put("k", torch.full((2, 3), number), history=2) for number in range(3)]
+    listed = json.loads(call("versions", root, "k", "--json"))
+    assert [one["version"] for one in listed] == versions[1:]
+    assert str(versions[1]) in call("versions", root, "k")
+    shown = json.loads(call("get", root, "k", "--version", str(versions[1]), "--json"))
+    assert shown["version"] == versions[1] and len(shown["leaves"]) == 1
+    path = f"{root}.npy"
+    call("get", root, "k", "--version", str(versions[1]), "-o", path)
+    call("get", root, "k", "--version", str(versions[0]), code=3)
+    call("versions", root, "none", code=4)
+
+
+def test_quotas_are_set_and_listed(root: str) -> None:
+    with memstore.open(root) as store:
+        store.put("a/1", torch.zeros(20_000))
+    assert "no quotas" in call("quota", root)
+    call("quota", root, "a/", "1MiB")
+    (one,) = json.loads(call("quota", root, "--json"))
+    assert (one["prefix"], one["quota"]) == ("a/", 1 << 20) and one["used"] > 80_000
+    call("quota", root, "a/", code=2)
+    call("quota", root, "a/", "--end")
+    assert "no quotas" in call("quota", root)
