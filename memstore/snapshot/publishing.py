@@ -314,8 +314,11 @@ def publish_manifest(
             try:
                 storage.publish(MANIFEST, text, durable=take.durable)
             except AlreadyExistsError:
-                found = present_manifest(storage)
-                if found is not None and found.id != take.id:
+                found = present_manifest(storage)  # this take's, if another rank's writer has published it
+                if found is None:
+                    gone = "it is gone by now: take it again"
+                    raise AlreadyExistsError(f"{take.path}: another take to this path was first, and {gone}") from None
+                if found.id != take.id:
                     raise AlreadyExistsError(f"{take.path}: another take to this path was first") from None
         # 4. A checkpoint of torch's own writer goes. Killed before that: two whole ones, which memstore's readers
         #    refuse, and the next save replaces both.

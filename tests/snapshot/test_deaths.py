@@ -54,6 +54,20 @@ def test_a_take_that_is_killed_at_a_step(path: str) -> None:
         check_whats_left(f"{path}{i}")
 
 
+def test_a_take_whose_manifest_has_vanished_is_not_told_as_published(path: str) -> None:
+    """Another take was first, and removed it as its own leftover; then that snapshot was removed, too."""
+    links = frozenset({"link"})
+    gone = faults.raising(FileNotFoundError(errno.ENOENT, "injected"))
+    with (
+        faults.at_step(len(steps(links)), gone, names=links),
+        pytest.raises(memstore.AlreadyExistsError, match="gone by now"),
+    ):
+        take(path, 1.0)
+    assert not os.path.exists(f"{path}/{MANIFEST}")
+    take(path, 2.0)
+    assert number_in(path) == 2.0
+
+
 @pytest.mark.full
 def test_a_take_that_is_killed_at_every_step(path: str) -> None:
     for step in range(1, len(steps()) + 1):

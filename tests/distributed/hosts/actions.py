@@ -19,6 +19,7 @@ import torch
 import memstore
 from memstore import TensorShard
 from memstore.engine import elsewhere_of
+from tests.inside import root_of
 
 MOVED = 4 << 20  # bytes of the values that are moved
 WHOLE = 50_000  # floats of a value: more than a record has room for
@@ -63,8 +64,7 @@ def put_and_get(store: memstore.Store, keys: list[str], timeout: float) -> list[
 
 def owners(store: memstore.Store, groups: list[str]) -> list[str | None]:
     """Returns for each group the name and address of the host that owns it; None: nobody does."""
-    root = store._root  # pyright: ignore[reportPrivateUsage]
-    assert root is not None
+    root = root_of(store)
     found = elsewhere_of(root).owners_of([group.encode() for group in groups], time.monotonic() + 30)
     return [None if owner is None else elsewhere_of(root).name_of(owner) for owner in found]
 

@@ -104,6 +104,7 @@ def test_schedules_reach_every_answer() -> None:
         "roots with keys",
         "shards in a storm",
         "returns",
+        "replicas",
     )
     for seed, scene in itertools.product(range(8), scenes):
         schedule = Schedule(SCENES[scene], seed)
