@@ -212,6 +212,8 @@ class Index:
                 keys = [change.key for change in request.changes]
                 return self._once_noted(tables, keys, owning.commit(tables, standing, request), request.keeper)
             case Note():
+                if request.owner not in standing.roster.ids:
+                    return Later()
                 for key, upto in request.rows:
                     backup = tables.backup(key)
                     if backup is not None and backup.version <= upto:

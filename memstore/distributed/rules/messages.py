@@ -797,9 +797,14 @@ class AskSilence(msgspec.Struct, frozen=True, array_like=True, tag=51):
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=55):
-    """Tells a host which keeps versions of these keys that they are replaced: up to this one. Its answer is `Done`."""
+    """Tells a host which keeps versions of these keys that they are replaced: up to this one. Its answer is `Done`.
+
+    Attributes:
+        owner: who tells it. A host that doesn't know it as a member drops nothing, and answers `Later`.
+    """
 
     rows: Annotated[tuple[tuple[Key, Number], ...], Meta(max_length=ROWS_LIMIT)]
+    owner: Id
 
 
 class Keep(msgspec.Struct, frozen=True, array_like=True, tag=56):

@@ -163,6 +163,8 @@ def keep_current(tables: Tables, request: Keep) -> Answer:
     entry = tables.record(request.key)
     if entry is None or request.version not in (0, entry.version):
         return Found((None,))
+    if request.keeper not in own_standing(tables).roster.ids:  # it is gone, or this host hasn't heard of it yet
+        return Later()
     _add_keeper(tables, request.key, request.keeper, entry.version)
     return Found((entry,))
 
@@ -232,7 +234,7 @@ def tell_keepers(keys: Sequence[bytes], silent: set[bytes]) -> Steps[None]:
             member = standing.roster.member(host)
             assert member is not None, "those that are due are members"
             some = tuple(rows[:ROWS_LIMIT])
-            answer = yield Send(member.address, member.id, Note(some), NOTE_WITHIN)
+            answer = yield Send(member.address, member.id, Note(some, standing.member), NOTE_WITHIN)
             if isinstance(answer, Done):
                 silent.discard(host)
                 tries.pop(host, None)
@@ -284,7 +286,7 @@ class Notes:
         told: list[tuple[bytes, tuple[tuple[bytes, int], ...]]] = [
             (host, tuple(rows[:ROWS_LIMIT])) for host, rows in rows_of.items()
         ]
-        members = [(standing.roster.member(host), Note(rows)) for host, rows in told]
+        members = [(standing.roster.member(host), Note(rows, standing.member)) for host, rows in told]
         requests = [(member, note) for member, note in members if member is not None]
         if len(requests) == 1:
             answers = [(yield from send(*requests[0]))]
@@ -321,7 +323,11 @@ def _drop_strays(tables: Tables, keys: Sequence[bytes]) -> None:
 
 
 def take_note(tables: Tables, request: Note) -> Answer:
-    """Drops what is replaced, and marks it for who has not written a row of it yet."""
+    """Drops what is replaced, and marks it for who has not written a row of it yet.
+
+    Its owner is a member. *Schedule (found):* an owner tells of a delete, and is lost; its heir finds the value here, and
+    has it kept as a replica again. Then the note comes, which was long on its way.
+    """
     _drop_replaced(tables, request.rows)
     return Done()
 

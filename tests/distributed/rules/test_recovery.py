@@ -147,7 +147,7 @@ def test_a_note_goes_back_for_no_version() -> None:
     host = world.hosts["h0"]
     assert host.index is not None
     for upto in (7, 3):
-        world.answer(host, host.index, Note(((b"k", upto),)))
+        world.answer(host, host.index, Note(((b"k", upto),), host.id))
     assert host.tables.voids[b"k"][0] == 7
 
 
