@@ -210,12 +210,21 @@ def _version_of(tables: Tables, key: bytes) -> int:
 
 
 def noted(tables: Tables, host: bytes, rows: Sequence[tuple[bytes, int]]) -> None:
-    """Notes that a host was told."""
+    """Notes that a host was told.
+
+    If it was told of the very version of which it has a replica, it may have dropped that. *Schedule (found):* the bytes
+    of a sharded value are copied to its owner, so what keepers have of it goes; the one that is told becomes the host of
+    its replica while the note is on its way.
+    """
     ids = own_standing(tables).roster.ids
     for key, upto in rows:
+        version, replica = _version_of(tables, key), tables.replica(key)
+        if version and version <= upto and replica == (host, version):
+            tables.put_replica(key, None)
+            tables.put_lacking(key, False)
         left = tuple((one, at) for one, at in tables.keepers(key) if one in ids and (one != host or at > upto))
         tables.put_keepers(key, left)
-        tables.put_unnoted(key, any(at != _version_of(tables, key) for _, at in left))
+        tables.put_unnoted(key, any(at != version for _, at in left))
 
 
 def tell_keepers(keys: Sequence[bytes], silent: set[bytes]) -> Steps[None]:
