@@ -212,7 +212,7 @@ class Index:
                 keys = [change.key for change in request.changes]
                 return self._once_noted(tables, keys, owning.commit(tables, standing, request), request.keeper)
             case Note():
-                if request.owner not in standing.roster.ids:
+                if not recovery.is_known(standing, request.owner):
                     return Later()
                 for key, upto in request.rows:
                     backup = tables.backup(key)

@@ -163,7 +163,7 @@ def keep_current(tables: Tables, request: Keep) -> Answer:
     entry = tables.record(request.key)
     if entry is None or request.version not in (0, entry.version):
         return Found((None,))
-    if request.keeper not in own_standing(tables).roster.ids:  # it is gone, or this host hasn't heard of it yet
+    if not is_known(own_standing(tables), request.keeper):
         return Later()
     _add_keeper(tables, request.key, request.keeper, entry.version)
     return Found((entry,))
@@ -210,21 +210,25 @@ def _version_of(tables: Tables, key: bytes) -> int:
 
 
 def noted(tables: Tables, host: bytes, rows: Sequence[tuple[bytes, int]]) -> None:
-    """Notes that a host was told.
-
-    If it was told of the very version of which it has a replica, it may have dropped that. *Schedule (found):* the bytes
-    of a sharded value are copied to its owner, so what keepers have of it goes; the one that is told becomes the host of
-    its replica while the note is on its way.
-    """
+    """Notes that a host was told."""
     ids = own_standing(tables).roster.ids
     for key, upto in rows:
-        version, replica = _version_of(tables, key), tables.replica(key)
-        if version and version <= upto and replica == (host, version):
-            tables.put_replica(key, None)
-            tables.put_lacking(key, False)
+        version = _version_of(tables, key)
+        if version and version <= upto and tables.replica(key) == (host, version):
+            doubt_replica(tables, key)
         left = tuple((one, at) for one, at in tables.keepers(key) if one in ids and (one != host or at > upto))
         tables.put_keepers(key, left)
         tables.put_unnoted(key, any(at != version for _, at in left))
+
+
+def doubt_replica(tables: Tables, key: bytes) -> None:
+    """Notes that a key lacks a replica: who has it was told, later, that what it keeps of this version counts no more.
+
+    *Schedule (found):* the bytes of a sharded value are copied to its owner, so keepers are told that theirs go. One of
+    them becomes the host of the replica while the note is on its way, and drops it.
+    """
+    tables.put_replica(key, None)
+    tables.put_lacking(key, False)
 
 
 def tell_keepers(keys: Sequence[bytes], silent: set[bytes]) -> Steps[None]:
@@ -331,12 +335,17 @@ def _drop_strays(tables: Tables, keys: Sequence[bytes]) -> None:
 # --- a keeper ---------------------------------------------------------------------------------------------------------
 
 
-def take_note(tables: Tables, request: Note) -> Answer:
-    """Drops what is replaced, and marks it for who has not written a row of it yet.
+def is_known(standing: Standing, member: bytes) -> bool:
+    """Returns whether one is a member, as far as this host has heard. One that isn't is gone, or asks again.
 
-    Its owner is a member. *Schedule (found):* an owner tells of a delete, and is lost; its heir finds the value here, and
-    has it kept as a replica again. Then the note comes, which was long on its way.
+    *Schedule (found):* an owner tells of a delete, and is lost. Its heir finds the value here, and has it kept as a
+    replica again. Then the note comes, which was long on its way.
     """
+    return member in standing.roster.ids
+
+
+def take_note(tables: Tables, request: Note) -> Answer:
+    """Drops what is replaced, and marks it for who has not written a row of it yet. Its owner `is_known`."""
     _drop_replaced(tables, request.rows)
     return Done()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memstore.distributed.rules import client, directory, owning, recovery, replicas
-from memstore.distributed.rules.messages import Change, Committed, Place, Policy
+from memstore.distributed.rules.messages import Change, Committed, Note, Place, Policy
 from tests.distributed.rules.mutations import mutation
 from tests.distributed.rules.returns import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scripts import Play, die, got, script
@@ -175,6 +175,31 @@ def _() -> None:
     play.expect(7, owner=owner)
 
 
+@script("a note of an owner that was removed")
+def _() -> None:
+    play = ReplicatedPlay()
+    lost = die(play, 1)
+    play.world.run(10)  # its heir has had a replica made
+    before = replicas_of(play.hosts, play.key)
+    for host in before:
+        assert host.index is not None
+        play.world.answer(host, host.index, Note(((play.key, play.version + 1),), lost))
+    if not before or replicas_of(play.hosts, play.key) != before:
+        raise Fault(f"{before} had a replica, and a late note took it", tuple(play.world.trace))
+
+
+@script("a note of the version of which a host has a replica")
+def _() -> None:
+    play = ReplicatedPlay()
+    owner, told = play.hosts[1], [(play.key, play.version)]
+    assert play.keeper.index is not None
+    play.world.answer(play.keeper, play.keeper.index, Note(tuple(told), owner.id))
+    recovery.noted(owner.tables, play.keeper.id, told)
+    play.world.run(10)
+    if not replicas_of(play.hosts, play.key):
+        raise Fault("nobody has a replica any more", tuple(play.world.trace))
+
+
 # --- mutations --------------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +222,16 @@ def _(patch: Patch) -> None:
 @mutation("a copy that took long is not asked for again", "a value that is deleted while it is copied for long")
 def _(patch: Patch) -> None:
     patch.setattr(replicas, "WINDOW", 1 << 62)
+
+
+@mutation("a note of anybody is taken", "a note of an owner that was removed")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "is_known", lambda standing, member: True)  # pyright: ignore
+
+
+@mutation("who is told is believed to have its replica still", "a note of the version of which a host has a replica")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "doubt_replica", lambda tables, key: None)  # pyright: ignore
 
 
 @mutation("a put that goes on leaves what it replaced", "a put that goes on without a second host")
