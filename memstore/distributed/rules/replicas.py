@@ -404,13 +404,11 @@ def _keep_replica(owner: Member, key: bytes, grant: Grant, fetch: Fetch) -> Step
         if failed is not None:
             return failed
         known = yield from view(lambda tables, it=entry: _kept_here(tables, key, it))
-        if known is not None and known.is_replica and known.number >= grant.number:
-            return entry.version
 
         def settle(copies: Sequence[Entry], it: Entry = entry, since: int = began) -> Steps[bool]:
             return _settle(owner, key, it.version, grant, copies[0], since)
 
-        if known is not None:  # the owner's record has named it, or the group was handed over since
+        if known is not None:  # a replica already, or the owner's record has named it
             done: bool | Failed = yield from settle([Entry(entry.version, known.body, known.places)])
         elif all(place.host == member for place in entry.places):
             done = yield from settle([entry])
@@ -464,8 +462,8 @@ def _write(
     if known is not None and known.places != copy.places and _kept_here(tables, key, copy) is not None:
         return False  # another thread was first
     let_go(tables, key, copy.places)
-    for place in copy.places:
-        tables.lend(place, Lent(key, owner.id))
+    for place in copy.places:  # anew, by `until`: an audit may be told just now that they were named no more
+        tables.lend(place, Lent(key, owner.id, until=tables.now()))
     tables.put_backup(key, Backup(version, number, copy.body, copy.places, is_replica=True))
     return True
 

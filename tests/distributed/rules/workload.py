@@ -359,9 +359,9 @@ class Workload:
 
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
-            # Groups of one batch may be drained to two hosts, of which one is lost.
+            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost.
             may_be_lost = found is not None and None in found and self.scene.losses
-            may_be_lost = may_be_lost and (self.scene.drains or self.scene.returns)
+            may_be_lost = may_be_lost and (self.scene.drains or self.scene.hand_overs or self.scene.returns)
             if found is not None and not may_be_lost and len({entry and entry.body for entry in found}) > 1:
                 raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
             if error is not None and not isinstance(error, HomeUnavailableError | CrossHostError):
