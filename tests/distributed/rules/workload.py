@@ -359,17 +359,12 @@ class Workload:
 
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
-            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost.
-            may_be_lost = found is not None and None in found and self.scene.losses
-            may_be_lost = may_be_lost and (self.scene.drains or self.scene.hand_overs or self.scene.returns)
-            may_be_half = (
-                self.scene.replicas and self.scene.losses
-            )  # copies are made key by key, before a batch returns
-            if (
-                found is not None
-                and not (may_be_lost or may_be_half)
-                and len({entry and entry.body for entry in found}) > 1
-            ):
+            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost. Replicas are made key
+            # by key, before a batch returns.
+            scene, bodies = self.scene, {entry and entry.body for entry in found or ()}
+            if scene.losses and None in bodies and (scene.drains or scene.hand_overs or scene.returns):
+                bodies.discard(None)
+            if len(bodies) > 1 and not (scene.losses and scene.replicas):
                 raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
             if error is not None and not isinstance(error, HomeUnavailableError | CrossHostError):
                 raise error
