@@ -359,8 +359,8 @@ class Workload:
 
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
-            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost. Replicas are made key
-            # by key, before a batch returns.
+            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost. Replicas are made
+            # key by key, before a batch returns.
             scene, bodies = self.scene, {entry and entry.body for entry in found or ()}
             if scene.losses and None in bodies and (scene.drains or scene.hand_overs or scene.returns):
                 bodies.discard(None)
