@@ -163,7 +163,7 @@ _SECTIONS = {
     "Change": ("put", "cp", "rm", "clear", "destroy", "abort"),
     "Other files": ("attach", "export", "convert", "snapshot", "checkpoints"),
     "Upkeep": ("quota", "verify", "repair", "gc", "bench"),
-    "Several hosts": ("serve", "status", "drain", "promote", "remove"),
+    "Several hosts": ("serve", "status", "policy", "drain", "promote", "remove"),
     "Shells": ("completion",),
 }
 

@@ -525,7 +525,7 @@ def error_of(failure: WriteFailure) -> Exception:
         return errors.MemstoreError(failure.message)
     if issubclass(kind, errors.StorageError):
         return kind(failure.message, code=failure.code, path=failure.path)
-    if issubclass(kind, errors.StoreFullError | errors.ResourceLimitError):
+    if issubclass(kind, errors.StoreFullError | errors.ResourceLimitError) and kind is not errors.QuotaExceededError:
         return kind(failure.message, code=failure.code)
     if issubclass(kind, errors.CorruptionError):
         return kind(failure.message, path=failure.path)

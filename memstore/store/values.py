@@ -522,6 +522,7 @@ def _unknown_option(options: dict[str, Any]) -> TypeError | None:
     return TypeError(f"Ref.get() got an unexpected keyword argument {unknown[0]!r}: it takes {takes}")
 
 
+@modes.uncompiled_methods
 class Pin:
     """A pin of a version: it stays readable for everybody as long as this process has the pin. Made by `Store.pin`.
 

@@ -114,12 +114,17 @@ def end_leases(store: memstore.Store) -> None:
     root.mutex.run(action, deadline_after(10.0))
 
 
-def headers_not_live(store: memstore.Store) -> list[str]:
-    """Segments of entries whose header says otherwise: a repair would lose them. Of replaced ones it says retired."""
+def headers_not_live(store: memstore.Store, *, looks_at_kept: bool = True) -> list[str]:
+    """Segments of entries whose header says otherwise: a repair would lose them. Of replaced ones it says retired.
+
+    Where that could not be written, it says live: a repair takes the newest version.
+    """
     root = root_of(store)
     found: list[str] = []
     kept = kept_files(store)
     for name in sorted(os.listdir(root.segments)):
+        if name in kept and not looks_at_kept:
+            continue
         with open(f"{root.segments}/{name}", "rb") as file:
             head = file.read(128)
         if (b" state=retired " if name in kept else b" state=live ") not in head:

@@ -33,6 +33,7 @@ ELSEWHERE = {
     "memstore.snapshot.stored.ObjectEntry",
     "memstore.snapshot.stored.SnapshotMetadata",
     "memstore.snapshot.stored.TensorEntry",
+    "memstore.snapshot.take.TierStatus",
 }
 CLASSES = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
 SPHINX = ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton")

@@ -191,6 +191,8 @@ AWAITED: dict[str, Callable[[Any, World, Any], Any]] = {
     "AsyncStore.delete": lambda a, w, t: a.delete("k", timeout=t),
     "AsyncStore.delete_many": lambda a, w, t: a.delete_many(["k"], timeout=t),
     "AsyncStore.clear": lambda a, w, t: a.clear("k", timeout=t),
+    "AsyncStore.pin": lambda a, w, t: a.pin("k", timeout=t),
+    "AsyncStore.set_quota": lambda a, w, t: a.set_quota("k", 1 << 40, timeout=t),
     "AsyncStore.set_policy": lambda a, w, t: a.set_policy("k", replicas=2, timeout=t),
     "AsyncStore.gc": lambda a, w, t: a.gc(timeout=t),
     "AsyncStore.wait": lambda a, w, t: a.wait("none", timeout=t),

@@ -8,6 +8,8 @@ from typing import Any
 import hypothesis.strategies as st
 from msgspec import inspect
 
+from memstore.distributed.rules.messages import Replicate
+
 _MOST_ITEMS, _MOST_BYTES = 4, 64
 _LONGEST_WAIT = 20  # milliseconds: no test waits for longer
 
@@ -33,6 +35,8 @@ def _values(kind: inspect.Type, known: Known) -> st.SearchStrategy[Any]:
     match kind:
         case inspect.StructType():
             fields = {field.name: _field(field, known) for field in kind.fields}
+            if kind.cls is Replicate:  # as many versions as keys, or none
+                return st.fixed_dictionaries(fields).map(_replicate)
             return st.builds(kind.cls, **fields)
         case inspect.UnionType():
             return st.one_of([_values(one, known) for one in kind.types])
@@ -53,6 +57,11 @@ def _values(kind: inspect.Type, known: Known) -> st.SearchStrategy[Any]:
             return st.none()
         case _:
             raise TypeError(f"no values of {kind}")
+
+
+def _replicate(fields: dict[str, Any]) -> Replicate:
+    kept = (fields["kept"] * len(fields["rows"]))[: len(fields["rows"])]
+    return Replicate(**fields | {"kept": kept})
 
 
 def _field(field: inspect.Field, known: Known) -> st.SearchStrategy[Any]:
