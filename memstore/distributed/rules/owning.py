@@ -330,7 +330,7 @@ def commit(tables: Tables, standing: Standing, request: Commit, copied: Sequence
     refused = admit(tables, standing, groups_of(keys), request.grants, changes=strange is None)
     if refused is not None:
         return refused
-    keepers = () if request.keeper is None else (request.keeper,)
+    keepers = (request.keeper,) if request.keeper in standing.roster.ids else ()  # one that is gone keeps nothing
     answer = strange or apply(tables, standing, copied or request.changes, keepers)
     if isinstance(answer, Committed) and request.keeper is not None:
         answer = Committed(answer.versions, tuple(due(tables, keys).get(request.keeper, ())))
