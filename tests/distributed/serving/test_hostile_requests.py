@@ -106,7 +106,7 @@ def home() -> Iterator[Home]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=examples(12), suppress_health_check=SLOW)
+@settings(max_examples=examples(25), suppress_health_check=SLOW)
 @given(st.data())
 def test_requests_of_any_content_are_answered_and_do_no_harm(home: Home, kind: type[Any], data: st.DataObject) -> None:
     request = data.draw(requests(kind, home.known()))
