@@ -447,26 +447,21 @@ def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bo
     pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
     2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
     """
-    flags |= _MAP_SHARED if shared else _MAP_PRIVATE
-    if size < HUGE_PAGE:
-        _map_into(place, 0, fd, size, flags)
-    else:
-        _map_into(place, _hint(size), fd, size, flags | _MAP_FIXED_NOREPLACE)
-        if place[0] == NOT_MAPPED:  # as a rule, since something lies there
-            _map_into(place, _free_address(size), fd, size, flags)
-    if place[0] == NOT_MAPPED:
-        raise _last_error()
+    flags |= _MAP_NORESERVE | (_MAP_SHARED if shared else _MAP_PRIVATE)
+    hint, fixed = (0, 0) if size < HUGE_PAGE else (_hint(size), _MAP_FIXED_NOREPLACE)
+    while True:
+        mapped = map(_mmap, (hint,), (size,), (_PROT_READ | _PROT_WRITE,), (flags | fixed,), (fd,), (0,))
+        drain(map(place.__setitem__, (0,), mapped))
+        if place[0] != NOT_MAPPED:
+            return
+        if not fixed:
+            raise _last_error()
+        hint, fixed = _free_address(size), 0  # as a rule, something lies at the hint
 
 
 def map_room_into(place: list[int], size: int) -> None:
     """Maps zeros as `map_into` maps a file, for `map_over`."""
     map_into(place, -1, size, _MAP_ANONYMOUS)
-
-
-def _map_into(place: list[int], hint: int, fd: int, size: int, flags: int) -> None:
-    flags |= _MAP_NORESERVE
-    mapped = map(_mmap, (hint,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
-    drain(map(place.__setitem__, (0,), mapped))
 
 
 def map_over(address: int, fd: int, size: int) -> None:

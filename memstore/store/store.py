@@ -344,7 +344,7 @@ class Store(Keyspace):
             held = hold_at_once(root, name)
         except (OSError, MemoryError):
             held = MISFIT  # `hold_version` tries once more, and says what is lacking
-        if held is MISFIT or (held is None and is_served(root)) or (held is not None and held.record.is_mutable):
+        if held is MISFIT or (held is None and is_served(root)):
             held = hold_version(root, key, name, self._as_opened, deadline, lazily=lazily, max_age=max_age)
         if default is not NO_DEFAULT and default is not ...:
             doubt = doubtful_default(key, default, held)

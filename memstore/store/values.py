@@ -330,7 +330,7 @@ def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began
     value = default
     if held is not None:
         record = held.record
-        if record.is_mutable or record.objects_checksum is not None:
+        if record.objects_checksum is not None:
             return NOT_NOW
         if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
             return NOT_NOW

@@ -57,6 +57,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import xxhash
 from msgspec import Meta
 
 from memstore._arguments import KEY_LIMIT
@@ -87,6 +88,7 @@ SERVED: tuple[str, ...] = (
     *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking", "replicas"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
+_digest = xxhash.xxh3_64_digest
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _LARGEST = 2**64 - 1
@@ -240,9 +242,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     def counters(self) -> Counters:
         stored = self._handle.get(b"counters", None, self._tables["counters"])
-        if stored is None:
-            return Counters()
-        return read_counters(bytes(stored))
+        return Counters() if stored is None else read_counters(bytes(stored))
 
     def put_counters(self, counters: Counters) -> None:
         numbers = msgspec.structs.astuple(counters)
@@ -256,7 +256,7 @@ class Transaction(msgspec.Struct, eq=False):
             packed = layout.pack(*numbers)
         except struct.error:  # a damaged row has made a sum negative
             packed = layout.pack(*(max(number, 0) for number in numbers))
-        row, table = with_checksum(b"counters", packed), self._tables["counters"]
+        row, table = _digest(b"counters" + packed) + packed, self._tables["counters"]
         self._handle.put(b"counters", row, True, True, False, table)  # by place: each commit comes here
 
     # --- retired segments ---------------------------------------------------------------------------------------------
@@ -388,8 +388,11 @@ def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
 
 
 def read_counters(value: bytes) -> Counters:
-    layout = _LAYOUTS.get(len(value), _COUNTERS)
-    return Counters(*layout.unpack(checked(b"counters", value, layout.size)))
+    """Decodes the counters. Raises CorruptionError."""
+    layout, body = _LAYOUTS.get(len(value)), value[8:]
+    if layout is None or value[:8] != _digest(b"counters" + body):
+        raise CorruptionError(f"the checksum of row {b'counters'!r} in the catalog doesn't fit")
+    return Counters(*layout.unpack(body))
 
 
 def _unpack_pair(packed: bytes | memoryview) -> tuple[int, int]:

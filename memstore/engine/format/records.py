@@ -180,9 +180,7 @@ _FIFTEEN, _SIXTEEN, _SEVENTEEN = b"\x9f", b"\xdc\x00\x10", b"\xdc\x00\x11"
 
 
 def _hash(key: bytes, body: bytes | memoryview) -> bytes:
-    """Returns the checksum of a row."""
-    if len(body) < LARGE_ROW:
-        return _digest(key + body)
+    """Returns the checksum of a large row, as `_digest(key + body)`."""
     state = xxhash.xxh3_64(key)
     state.update(body)
     return state.digest()
@@ -265,8 +263,13 @@ class Replaced(NamedTuple):
 
 def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
     """Decodes what a put needs of a record, in less time than `decode_record`."""
-    body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
-    if stored[:_CHECKSUM] != _hash(key, body):
+    if len(stored) < LARGE_ROW:
+        body = stored[_CHECKSUM:]
+        digest = _digest(key + body)
+    else:
+        body = memoryview(stored)[_CHECKSUM:]
+        digest = _hash(key, body)
+    if stored[:_CHECKSUM] != digest:
         raise _wrong_checksum(key, stored)
     try:
         head = _decode_head(body)

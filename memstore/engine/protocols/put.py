@@ -53,7 +53,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TypeVar
 
 import msgspec
@@ -387,7 +387,7 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
     while True:
         if root.lease[0]:
             root.check_lease()
-        membership = root.owners.membership_for(keys, deadline)
+        membership = 0 if root.owners.is_alone else root.owners.membership_for(keys, deadline)
         try:
             if membership is None or (membership and root.owners.replicates(keys)):
                 versions = elsewhere_of(root).commit(changes, deadline)
@@ -489,7 +489,8 @@ def _commit_inline_locked(
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
     """
-    root.glance()  # the wait may have been long, as in `_commit_locked`
+    if monotonic() > root.look_again:  # as `Root.glance`: the wait may have been long, as in `_commit_locked`
+        root.check_in_place()
     inline = content.inline
 
     def apply(transaction: Transaction) -> Committed:
@@ -699,7 +700,7 @@ def finish(root: Root, bells: Collection[int], counters: Counters, retired: int)
     for bell in bells:
         root.doorbell.wake(bell)
     root.check_in_place()
-    if root.owners.is_alone:
+    if root.owners.is_alone and monotonic() > root.look_for_agent:
         root.expect_others()
     if not (counters.retired or counters.held or counters.filling):
         return

@@ -46,13 +46,14 @@ _LOOK_FOR_DEAD = 1.0  # seconds between two looks of a process for dead writers,
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
     """Returns whether a commit should be followed by a sweep."""
-    storage = root.storage
+    storage, looks, now = root.storage, root.sweeps, time.monotonic()
     is_over = counters.retired > 0 and counters.retired > storage.limit(counters)
-    if is_over and time.monotonic() > root.sweeps.looked_at_held + storage.sweep_every:
+    if is_over and now > looks.looked_at_held + storage.sweep_every:
         return True
-    return (counters.held > 0 and _may_look_at_held(root, counters)) or (
-        counters.filling > 0 and _may_look_for_dead(root, counters)
-    )
+    if counters.held > 0 and now > looks.looked_at_held + storage.look_every:
+        return True
+    ours = root.next_put.file.size if root.next_put.file is not None else 0
+    return counters.filling > ours and now > looks.looked_for_dead + _LOOK_FOR_DEAD
 
 
 def _may_look_at_held(root: Root, counters: Counters) -> bool:
