@@ -47,7 +47,7 @@ from memstore.convert.leaves import (
     stand_in,
     why_not_whole,
 )
-from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
+from memstore.convert.naming import FlatItems, LeafRefusals, OverlapCheck, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
 from memstore.integrations.dcp import StorageWriter
@@ -253,7 +253,7 @@ _FILE = "__0_0.distcp"  # of rank 0, its first
 def checkpoint_items(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> FlatItems:
     """Returns the items that a checkpoint has of a value."""
     flat = flattened(plain(found.value, refusals), refusals)
-    sharing = Sharing(refusals, untie=rules.untie)
+    sharing = OverlapCheck(refusals, untie=rules.untie)
     for name, item in flat.items.items():
         if isinstance(item, torch.Tensor):
             reason = special(item)

@@ -362,7 +362,7 @@ class Publication:
         """Writes more rows, once the records are written. `version` is that of the first change."""
 
 
-class Committed(msgspec.Struct):
+class CommitResult(msgspec.Struct):
     """Result of a commit's transaction.
 
     Attributes:
@@ -444,7 +444,7 @@ def _commit_locked(
     bells: Collection[int],
     publication: Publication | None,
     membership: int,
-) -> Committed:
+) -> CommitResult:
     """Takes step 4, under the mutex."""
     root.glance()  # the wait for the mutex may have been long: in a store that was moved meanwhile nothing is changed
     first, kept_file = changes[0], None
@@ -484,7 +484,7 @@ def _commit_locked(
 
 def _commit_inline_locked(
     root: Root, mutex: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
-) -> Committed:
+) -> CommitResult:
     """Takes step 4 for one inline value that goes over whatever its key has, in two thirds of the general form's time.
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
@@ -493,7 +493,7 @@ def _commit_inline_locked(
         root.check_in_place()
     inline = content.inline
 
-    def apply(transaction: Transaction) -> Committed:
+    def apply(transaction: Transaction) -> CommitResult:
         counters = transaction.counters()
         if counters.membership != membership:
             raise MembershipChanged
@@ -521,7 +521,7 @@ def _commit_inline_locked(
         for segment in segments:
             replace_segment(transaction, counters, segment)
         transaction.put_counters(counters)
-        return Committed([counters.version], counters, marked)
+        return CommitResult([counters.version], counters, marked)
 
     done = root.catalog.update(apply, most=MOST_FOR_VALUES if inline is not None and len(inline) > SMALL else None)
     if done.retired:
@@ -542,7 +542,7 @@ def _write_changes(
     kept_file: ReplacedFile | None,
     publication: Publication | None,
     transaction: Transaction,
-) -> Committed:
+) -> CommitResult:
     """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`.
 
     It is called again if the catalog's map had to grow.
@@ -611,7 +611,7 @@ def _write_changes(
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1
     transaction.put_counters(counters)
-    return Committed(versions, counters, retired, gone)
+    return CommitResult(versions, counters, retired, gone)
 
 
 def _is_noted(transaction: Transaction, change: Change) -> bool:

@@ -13,7 +13,7 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
 7. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
 The new catalog has rows in the tables entries, history, quotas, segments and counters, and in those of a store that
-was served (`Membership`): nothing is being filled, kept for reuse, leased or pinned any more, and no attempt waits for
+was served (`KeptMembership`): nothing is being filled, kept for reuse, leased or pinned any more, and no attempt waits for
 parts. Tables of later versions are dropped on purpose, since nobody here can tell whether their rows are right;
 segments that only those name are files without an entry.
 
@@ -367,7 +367,7 @@ Rows = dict[tuple[str, bytes], bytes]
 
 
 @dataclass(slots=True)
-class Membership:
+class KeptMembership:
     """The part that the repaired store has in a cluster.
 
     Attributes:
@@ -393,15 +393,15 @@ def said_of(old: OldCatalog) -> bytes | None:
 
 def membership_of(
     old: OldCatalog, files: dict[int, SegmentFile], store: str, unnamed: Iterable[SegmentFile]
-) -> Membership:
+) -> KeptMembership:
     """Chooses what a store keeps that was served.
 
     Args:
         unnamed: files of this store that say live, and that no entry names.
     """
     if old.is_sound and not old.counters.membership:
-        return Membership()  # nobody had told it yet who the members are
-    kept = Membership(old.counters.membership + 1, is_lost=said_of(old) is None)
+        return KeptMembership()  # nobody had told it yet who the members are
+    kept = KeptMembership(old.counters.membership + 1, is_lost=said_of(old) is None)
     dropped = {tables.COPIES} if old.is_sound else {tables.COPIES, tables.SESSIONS, tables.CALLS}
     if kept.is_lost:
         dropped.add(tables.CLUSTER)
@@ -422,7 +422,7 @@ def membership_of(
 
 
 def _keep_row(
-    kept: Membership,
+    kept: KeptMembership,
     old: OldCatalog,
     files: dict[int, SegmentFile],
     store: str,
@@ -480,7 +480,7 @@ class Choice:
     merge: MergeFound
     is_joining: IsJoining
     is_served: bool = False
-    membership: Membership = field(default_factory=Membership)
+    membership: KeptMembership = field(default_factory=KeptMembership)
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     replaced: dict[tuple[bytes, int], Record] = field(default_factory=dict[tuple[bytes, int], Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
