@@ -124,7 +124,11 @@ class _Checkpoint:
                 items[name] = self._tensor(name, said, places)
             else:
                 place = places.get((name, None)) or self._damaged(f"it doesn't say where {short(name)} is")
-                items[name] = self._object(name, place)
+                memory = self._files.bytes(place.name)
+                if place.start + place.size > len(memory):
+                    self._files.damaged(place.name, f"it has {len(memory):,} bytes, and {short(name)} lies beyond")
+                data = memory[place.start : place.start + place.size].tobytes()
+                items[name] = load_object(f"{self._path}: the item {short(name)}", data, self._rules)
         return SourceValue(nested(items, getattr(self._said, "planner_data", None), self._path), self._assembly.boxes)
 
     def _read_metadata(self) -> Any:
@@ -195,13 +199,6 @@ class _Checkpoint:
                 f"{short(name)} is {dtype}{list(shape)}",
             )
         return self._files.tensor(place.name, placed.start, dtype, shape, placed.stride, placed.offset)
-
-    def _object(self, name: str, place: _StoredItem) -> Any:
-        memory = self._files.bytes(place.name)
-        if place.start + place.size > len(memory):
-            self._files.damaged(place.name, f"it has {len(memory):,} bytes, and {short(name)} lies beyond")
-        data = memory[place.start : place.start + place.size].tobytes()
-        return load_object(f"{self._path}: the item {short(name)}", data, self._rules)
 
     def _damaged(self, detail: str) -> NoReturn:
         raise CorruptionError(path=f"{self._path}/{DCP_METADATA}", detail=detail)

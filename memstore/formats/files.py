@@ -163,7 +163,12 @@ class ExportFile:
 
 @contextlib.contextmanager
 def new_file(path: str, meter: ByteMeter, *, durable: bool) -> Generator[ExportFile]:
-    _check_may_replace(path)
+    if os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
+    is_other = os.path.exists(path) and not os.path.isfile(path)
+    parent = os.path.realpath(os.path.dirname(path))
+    if is_other or parent == "/dev" or parent.startswith(_OF_THE_KERNEL):  # /dev/stdout may lead to a file
+        raise AlreadyExistsError(f"{path} is no ordinary file, and an export takes the place of one: name another")
     beside = _beside(path)
     with _naming_path(path, beside):
         fd = syscalls.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -180,16 +185,6 @@ def new_file(path: str, meter: ByteMeter, *, durable: bool) -> Generator[ExportF
             raise
         if durable:
             syscalls.sync_folder(os.path.dirname(path))
-
-
-def _check_may_replace(path: str) -> None:
-    """Raises AlreadyExistsError for what a file must not replace: a folder, a device, a pipe."""
-    if os.path.isdir(path):
-        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
-    is_other = os.path.exists(path) and not os.path.isfile(path)
-    parent = os.path.realpath(os.path.dirname(path))
-    if is_other or parent == "/dev" or parent.startswith(_OF_THE_KERNEL):  # /dev/stdout may lead to a file
-        raise AlreadyExistsError(f"{path} is no ordinary file, and an export takes the place of one: name another")
 
 
 @contextlib.contextmanager

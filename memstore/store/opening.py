@@ -138,7 +138,14 @@ def open(
     deadline_after(timeout)  # raises for what is no number of seconds
     flag("verify", verify)
     flag("allow_pickle", allow_pickle)
-    _check_waits(mode, wait, cluster, secret)
+    if secret is not None and cluster is None:
+        raise ValueError("secret= is that of the cluster which cluster= names")
+    if cluster is not None and mode in ("x", "w"):
+        raise ValueError(f"mode {mode!r} creates a store, and cluster= joins one: use mode 'a'")
+    if wait is not None:
+        deadline_after(wait)  # raises for what is no number of seconds
+        if cluster is None and mode not in ("r", "r+"):
+            raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
     creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
     path = absolute_path(root)
 
@@ -152,17 +159,6 @@ def open(
     if cluster is not None:
         _join(path, cluster, secret, creation, _JOINED_WITHIN if wait is None else max(wait, 0.0))
     return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now, timeout)
-
-
-def _check_waits(mode: Mode, wait: float | None, cluster: object, secret: object) -> None:
-    if secret is not None and cluster is None:
-        raise ValueError("secret= is that of the cluster which cluster= names")
-    if cluster is not None and mode in ("x", "w"):
-        raise ValueError(f"mode {mode!r} creates a store, and cluster= joins one: use mode 'a'")
-    if wait is not None:
-        deadline_after(wait)  # raises for what is no number of seconds
-        if cluster is None and mode not in ("r", "r+"):
-            raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
 
 
 def _creation(
