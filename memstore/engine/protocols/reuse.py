@@ -55,19 +55,19 @@ def suits(size: int, need: int) -> bool:
 class Reuse:
     """Look of a claim for a file. It may be asked twice, if its transaction has to be repeated."""
 
-    __slots__ = ("_asked", "_need", "file", "refused", "row")
+    __slots__ = ("_has_chosen", "_need", "file", "refused", "row")
 
     def __init__(self, need: int) -> None:
-        self._need, self._asked = need, False
+        self._need, self._has_chosen = need, False
         self.file: ClaimedFile | None = None
         self.row: RetiredRow | None = None
         self.refused: list[RetiredRow] = []
 
     def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
         """Locks a file, erases its put id, and claims it; sets the refused ones aside. Call it under the guard."""
-        was_asked, self._asked = self._asked, True
-        if not was_asked and counters.retired:
-            self._ask(root, transaction)
+        has_chosen, self._has_chosen = self._has_chosen, True
+        if not has_chosen and counters.retired:
+            self._choose(root, transaction)
         for row in self.refused:
             set_aside(transaction, counters, row)
         if self.row is None:
@@ -76,7 +76,7 @@ class Reuse:
         counters.retired -= self.row.size
         return True
 
-    def _ask(self, root: Root, transaction: Transaction) -> None:
+    def _choose(self, root: Root, transaction: Transaction) -> None:
         now = boot_clock()
         for row in root.storage.reusable(transaction, self._need):
             if not is_leased(transaction, row.segment, now):

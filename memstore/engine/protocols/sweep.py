@@ -30,7 +30,7 @@ from memstore.engine.files.segments import erase_put_id, segment_path
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.history import end_dead_pins
-from memstore.engine.protocols.recovery import check_header, mark_retired
+from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
 from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
@@ -268,7 +268,7 @@ def _unlink(
             if file is None:
                 return False
             fd = file.lock_file.fd
-            check_header(root, fd, segment, row.put_id, counters)
+            check_put_is_known(root, fd, segment, row.put_id, counters)
             if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
                 erase_put_id(fd)
         removed = root.storage.unlink(segment, file)
