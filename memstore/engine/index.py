@@ -76,14 +76,6 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
     return [record] if record is not None else found
 
 
-def pins_here(root: Root, name: bytes) -> dict[int, tuple[int, ...]]:
-    """Returns the processes that have pinned versions of a key, by version. Some of them may be dead by now."""
-    found: dict[int, tuple[int, ...]] = {}
-    for pin in root.catalog.view(tables.pins_of, name):
-        found[pin.version] = (*found.get(pin.version, ()), pin.pid)
-    return found
-
-
 def quotas(root: Root) -> list[tables.QuotaRow]:
     """Returns all quotas, by prefix."""
     root.catalog.open_optional()

@@ -636,7 +636,6 @@ def _name_digest(text: bytes) -> bytes:
 
 
 HISTORY, PINS, QUOTAS = "history", "pins", "quotas"
-_MOST_VERSIONS = 1 << 20
 
 
 class KeptVersion(NamedTuple):
