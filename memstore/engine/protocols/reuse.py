@@ -404,7 +404,7 @@ DEFAULT_LEASE = 60.0  # seconds for the receiver of a pickled reference to arriv
 _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 
-def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
+def lease_segments(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
     """Keeps segments from being swept for `seconds`. Returns False if the contents of one are gone already."""
     until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 
