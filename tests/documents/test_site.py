@@ -36,7 +36,7 @@ ELSEWHERE = {
     "memstore.snapshot.take.TierStatus",
 }
 CLASSES = ("Store", "Ref", "Snapshot", "PendingSnapshot", "Dataset", "ReplayBuffer", "aio.AsyncStore")
-SPHINX = ("sphinx", "myst_parser", "furo", "sphinx_design", "sphinx_copybutton")
+SPHINX = ("sphinx", "myst_nb", "ipykernel", "matplotlib", "furo", "sphinx_design", "sphinx_copybutton")
 
 # --- the reference ----------------------------------------------------------------------------------------------------
 
