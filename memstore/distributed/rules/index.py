@@ -51,6 +51,7 @@ from memstore.distributed.rules.messages import (
     IsAt,
     IsRoster,
     Keep,
+    KeepAll,
     Later,
     List,
     Look,
@@ -222,6 +223,10 @@ class Index:
             case Keep():
                 refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
                 return refused or recovery.keep_current(tables, request)
+            case KeepAll():
+                grant_of = {group_of(key): grant for key, grant in request.rows}
+                refused = owning.admit(tables, standing, grant_of, grant_of.values(), changes=True)
+                return refused or replicas.keep_all(tables, request)
             case Lost():
                 recovery.note_lost(tables, request.who, request.names)
                 return Done()

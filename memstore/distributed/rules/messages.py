@@ -819,6 +819,19 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag=56):
     keeper: Id
 
 
+class KeepAll(msgspec.Struct, frozen=True, array_like=True, tag=37):
+    """Says that a host is to have replicas of the present versions of keys, and asks for their records, of one moment.
+
+    Its answer is `Found`, with nothing for a key that is there no more; `Later`, if others are to be kept with them.
+
+    Attributes:
+        rows: keys, each with the grant by which the sender knows the owner.
+    """
+
+    rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    keeper: Id
+
+
 class Inherit(msgspec.Struct, frozen=True, array_like=True, tag=57):
     """Asks the seed which groups a removed member owned, by the numbers of their grants. Its answer is `Inherited`."""
 
@@ -911,12 +924,14 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
         rows: keys, each with the grant by which the sender knows the owner.
         sender: the host that asks.
         kept: to the owner: the version of each key that the sender keeps; 0: none.
+        is_whole: of all of them at one moment, or of none: they were put by one call.
     """
 
     owner: Id
     rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
     sender: Id
     kept: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)] = ()
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         if self.kept and len(self.kept) != len(self.rows):
@@ -1172,7 +1187,7 @@ Request = (
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
-    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
+    | Note | Keep | KeepAll | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
     | SetPolicy | Replicate
 )  # fmt: skip
 Answer = (
