@@ -264,7 +264,7 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
     """A row of the directory: who owns a group, by which grant.
 
     Attributes:
-        giver: who has handed it over, and may have it still. If the owner is removed, it is the giver's again.
+        giver: who hands it over, and may have it still. If the owner is removed, it is the giver's again.
         since: the number of the first grant from which on other hosts' backups of the group count: the owner has told
             them of each change since. 0: this grant's.
         former: the removed member that owned it last: nobody has changed its keys between that and this grant, and this
@@ -650,6 +650,19 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True, tag=25):
     giver: Id
     of: Number
     taker: Id
+
+
+class Dropped(msgspec.Struct, frozen=True, array_like=True, tag=38):
+    """Says that a host has no record any more of groups that it has handed over: they are never its own again.
+
+    Its answer is `Owners`.
+
+    Attributes:
+        rows: groups, each with the number of the grant by which the host owned it.
+    """
+
+    giver: Id
+    rows: Annotated[tuple[tuple[Group, Number], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag=26):
@@ -1185,7 +1198,7 @@ class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
-    | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
+    | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
     | Note | Keep | KeepAll | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
     | SetPolicy | Replicate

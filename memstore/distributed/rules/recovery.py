@@ -481,7 +481,7 @@ def _write_backups(
 
 
 def _is_gone(tables: Tables, row: ToKeep) -> bool:
-    """Returns whether this host can't have a replica any more. Then it has none of what was put with it: see `replicas`."""
+    """Returns whether this host can't have a replica any more. Then it has none of what was put with it."""
     backup = row.backup
     if backup is None or not backup.is_replica:
         return False

@@ -22,8 +22,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
-from zlib import crc32
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -197,10 +197,10 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
     why: dict[bytes, Failed] = {}
     rounds: dict[bytes, int] = {}
     while left:
-        untold = yield from view(lambda tables: [key for key in left for key in _together(tables, key)[1]])
+        untold = yield from view(lambda tables, keys=list(left): _untold(tables, keys))
         if untold:
-            yield from tell_keepers(list(dict.fromkeys(untold)), set())
-        standing, units, failed = yield from view(lambda tables: (own_standing(tables), *_plan(tables, left)))
+            yield from tell_keepers(untold, set())
+        standing, units, failed = yield from view(lambda t, keys=list(left): (own_standing(t), *_plan(t, keys)))
         missing |= failed
         covered = {key for unit in units for key in unit.keys}
         left = {key: None for key in left if key in covered}
@@ -257,8 +257,12 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
     return missing
 
 
+def _untold(tables: Tables, keys: Sequence[bytes]) -> list[bytes]:
+    return list({other: None for key in keys for other in _together(tables, key)[1]})
+
+
 def _together(tables: Tables, key: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Returns a key, and those that must get their replicas at the same moment; and those that others are to be told of.
+    """Returns a key, with those that get their replicas at the same moment; and those of which to tell others first.
 
     A host that keeps a key in the version in which one call has put it with others must keep none of these in an older
     one, nor may anybody else: after a death it would be half of what that call has put. So all that lack a replica come

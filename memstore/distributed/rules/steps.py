@@ -323,7 +323,7 @@ class Tables(AttemptRows, Protocol):
     def put_unnoted(self, key: bytes, unnoted: bool) -> None: ...
     def all_unnoted(self, after: bytes, limit: int) -> list[bytes]: ...
     def lacking(self, key: bytes) -> bool | None: ...  # it is to have a replica, and has none; True: notes wait for it
-    def put_lacking(self, key: bytes, holds: bool | None, batch: int = 0) -> None: ...  # None: it has one, or needs none
+    def put_lacking(self, key: bytes, holds: bool | None, batch: int = 0) -> None: ...  # None: none
     def batch_of(self, key: bytes) -> int: ...  # the call that put it with others, if it lacks a replica; 0: none
     def batch(self, number: int) -> tuple[bytes, ...]: ...  # the keys of such a call
     def put_batch(self, number: int, keys: Sequence[bytes]) -> None: ...  # none: the row goes

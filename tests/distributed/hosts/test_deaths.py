@@ -120,12 +120,12 @@ class Deaths:
         for (number, began, ended, owners), key in itertools.product(self._losses, clients.KEYS):
             group = key.partition("/")[0]
             is_owner = owners[group] == number
-            has_moved = any(since < began for since, moved in self._handed if moved == group)
+            moved_at = max((since for since, moved in self._handed if moved == group and since < began), default=-1.0)
             lost = tuple(
                 one.value
                 for one in puts
                 if one.key == key and one.start < ended and one.value is not None
-                if (is_owner and has_moved) or (is_host(one, number) and (is_owner or is_large(one.value)))
+                if (is_owner and one.start < moved_at) or (is_host(one, number) and (is_owner or is_large(one.value)))
                 if not is_host(one, number) or one.start < began
             )
             end = ended if is_owner else UNKNOWN
