@@ -638,10 +638,11 @@ class Recovery:
             rows = {row.group: row for row in answer.rows}
             if not after:
                 self._groups[dead] = []
-            self._groups[dead] += [*rows][: LOST_LIMIT - len(self._groups[dead])]
             found = found or bool(rows)
             if rows and not (yield from self._collect_groups(standing, dead, rows)):
                 return None
+            lost = yield from view(lambda tables, rows=rows: [name for name in rows if not _is_whole(tables, name)])
+            self._groups[dead] += lost[: LOST_LIMIT - len(self._groups[dead])]
             if not answer.after:
                 return found
             after = answer.after
@@ -675,6 +676,15 @@ class Recovery:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))
         return True
+
+
+def _is_whole(tables: Tables, group: bytes) -> bool:
+    """Returns whether all that was acknowledged of a group is there, most likely: its puts waited for a second host.
+
+    What had no replica yet, of sharded puts, or from before there was a policy, nobody knows.
+    """
+    policy = own_standing(tables).roster.policy_of(group)
+    return policy is not None and not policy.is_async and tables.kept(group) is not None
 
 
 def tell_lost(who: str, names: Sequence[bytes]) -> Steps[None]:

@@ -192,7 +192,8 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
         silent: hosts that gave no answer before: they are asked last.
         copied: is given how many bytes were copied.
     """
-    left, missing = dict.fromkeys(keys), dict[bytes, Failed]()
+    left: dict[bytes, None] = dict.fromkeys(keys)
+    missing: dict[bytes, Failed] = {}
     tried: dict[bytes, set[bytes]] = {}
     why: dict[bytes, Failed] = {}
     rounds: dict[bytes, int] = {}
@@ -203,7 +204,7 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
         standing, units, failed = yield from view(lambda t, keys=list(left): (own_standing(t), *_plan(t, keys)))
         missing |= failed
         covered = {key for unit in units for key in unit.keys}
-        left = {key: None for key in left if key in covered}
+        left = dict.fromkeys(key for key in left if key in covered)
         requests: list[tuple[Member, Replicate]] = []
         singles: dict[bytes, list[tuple[bytes, Grant]]] = {}
         for unit in units:
