@@ -325,11 +325,14 @@ class Transaction(msgspec.Struct, eq=False):
         if table not in self._tables:
             return found
         with self._handle.cursor(db=self._tables[table]) as cursor:
-            more = cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()
-            while more and len(found) < limit and bytes(cursor.key()).startswith(prefix):
-                if bytes(cursor.key()) != after:
-                    found.append((bytes(cursor.key()), bytes(cursor.value())))
-                more = cursor.next()
+            if not (cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()):
+                return found
+            for stored_key, value in cursor.iternext():
+                key = bytes(stored_key)
+                if len(found) == limit or not key.startswith(prefix):
+                    break
+                if key != after:
+                    found.append((key, bytes(value)))
         return found
 
     def names_with(self, table: str, prefix: bytes, limit: int) -> list[bytes]:
