@@ -218,6 +218,7 @@ class Schedule:
 
     def came_back(self, host: Host, former: bytes) -> None:
         """What it has put since it was down is lost, too: it may have been served once more before it was removed."""
+        self.shards.lose()
         values = frozenset(value for value, origin in self.workload.origin.items() if former in origin)
         for history in self.workload.histories.values():
             history.append(Operation(LOSS, self.down.get(former, 0), math.inf, lost=values))
