@@ -42,8 +42,10 @@ names. A group is the text of a key before its first "/", which may be empty; it
     unnoted    key -> nothing: one of these hosts is to be told that its version is replaced
     lost       key, or group, as above -> the host with which it was lost, for people
     remembered key -> it was deleted, or lost, while removed hosts may come back; 0xFF -> deletions are remembered
-    lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that
+    lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that. Then,
+               perhaps, the number of the call that put it with others (8)
     replicas   key -> a version (8 bytes), host (16): that host has said that it has a replica of it
+    batches    number of a call (8 bytes) -> keys that it put, of which some lack a replica: they get theirs together
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
-    *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking", "replicas"),
+    *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking", "replicas", "batches"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
 _digest = xxhash.xxh3_64_digest
@@ -323,11 +325,14 @@ class Transaction(msgspec.Struct, eq=False):
         if table not in self._tables:
             return found
         with self._handle.cursor(db=self._tables[table]) as cursor:
-            more = cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()
-            while more and len(found) < limit and bytes(cursor.key()).startswith(prefix):
-                if bytes(cursor.key()) != after:
-                    found.append((bytes(cursor.key()), bytes(cursor.value())))
-                more = cursor.next()
+            if not (cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()):
+                return found
+            for stored_key, value in cursor.iternext():
+                key = bytes(stored_key)
+                if len(found) == limit or not key.startswith(prefix):
+                    break
+                if key != after:
+                    found.append((key, bytes(value)))
         return found
 
     def names_with(self, table: str, prefix: bytes, limit: int) -> list[bytes]:
@@ -805,7 +810,7 @@ def _version_of(name: bytes) -> KeptVersion:
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
-BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED, LACKING, REPLICAS = SERVED[12:]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED, LACKING, REPLICAS, BATCHES = SERVED[12:]
 REMEMBERS = b"\xff"  # the key of the row that says so: keys are text, so it is none
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`
