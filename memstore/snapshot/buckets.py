@@ -6,8 +6,9 @@
     memory://NAME/PATH          the memory of this process, for tests
 
 A `Bucket` has the few requests that snapshots make: one object put whole, in one request, or only if there is none; a
-range of one fetched; names listed; objects removed. Each request has a time limit, and is repeated with backoff while
-the service fails. obstore is imported when the first bucket is opened: it comes with the extra `cloud`.
+range of one fetched; one copied by the service; names listed; objects removed. Each request has a time limit, and is
+repeated with backoff while the service fails. obstore is imported when the first bucket is opened: it comes with the
+extra `cloud`.
 """
 
 from __future__ import annotations
@@ -304,6 +305,11 @@ class Bucket:
                     f"{self._place(name)} has {about.size:,} bytes, and {limit:,} are the most", path=self._place(name)
                 )
             return bytes(found.bytes()), about
+
+    def copy(self, name: str, target: str) -> None:
+        """Has the service copy an object, whatever is there. Raises KeyNotFoundError if there is none."""
+        with self._errors(name):
+            self._obstore.copy(self._store, name, target, overwrite=True)
 
     def look(self, name: str) -> BucketObject | None:
         """Returns what is known of an object; None if there is none."""

@@ -210,14 +210,23 @@ class ObjectStorage:
             raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
         there = self._listing() if groups else {}
         buffers = _Buffers()
-        put = partial(self._put_piece, name, there, buffers)
+        put = partial(self._put_piece, name, there, buffers, pieces)
         report = (lambda _: None) if done is None else lambda group: done(sum(run.nbytes for run in group))
         return b"".join(in_parallel(put, groups, report, threads=self._at_once))
 
     def _put_piece(
-        self, name: str, there: Mapping[str, BucketObject], buffers: _Buffers, runs: list[ChunkRun]
+        self,
+        name: str,
+        there: Mapping[str, BucketObject],
+        buffers: _Buffers,
+        found: PieceSums | None,
+        runs: list[ChunkRun],
     ) -> bytes:
-        """Puts a piece, of these chunks. Returns their sums, which are of the bytes that were put."""
+        """Puts a piece, of these chunks. Returns their sums, which are of the bytes that were put.
+
+        Args:
+            found: gets the sums of the parts of the chunks.
+        """
         size = runs[-1].end - runs[0].offset
         straight = _as_one(runs, size)
         with buffers.of(0 if straight is not None else size) as buffer:
@@ -225,6 +234,7 @@ class ObjectStorage:
                 _gather(runs, buffer)
             data = buffer if straight is None else straight
             sums = _sums_of(data)
+            _sums_of_parts(runs, data, sums, found)
             own = self._name(piece_name(name, runs[0].offset // PIECE, sums))
             if self._is_put(own, there, size):
                 return sums
@@ -236,6 +246,7 @@ class ObjectStorage:
         with buffers.of(size) as buffer:
             buffer[:] = straight
             sums = _sums_of(buffer)
+            _sums_of_parts(runs, buffer, sums, found)
             self._bucket.put(self._name(piece_name(name, runs[0].offset // PIECE, sums)), buffer)
         return sums
 
@@ -246,6 +257,31 @@ class ObjectStorage:
             return False
         found = self._bucket.look(own)
         return found is not None and found.size == size
+
+    def copy_from(self, other: ObjectStorage, file: SizedFile, name: str) -> bool:
+        """Has the service copy a file of another place in this bucket here. Its objects are put nowhere else.
+
+        Args:
+            file: of the other place.
+            name: here.
+
+        Returns:
+            Whether that is so. Not if the other place is in another bucket, or an object isn't there (any more).
+        """
+        if other._bucket is not self._bucket:
+            return False
+        there = self._listing()
+
+        def copy(piece: Piece) -> None:
+            own = self._name(name + piece.name[len(file.name) :])
+            if not self._is_put(own, there, piece.stop - piece.start):
+                self._bucket.copy(other._name(piece.name), own)
+
+        try:
+            in_parallel(copy, pieces_of(file), lambda _: None, threads=_MOST_AT_ONCE)
+        except KeyNotFoundError:
+            return False
+        return True
 
     # --- reading
 
@@ -563,6 +599,27 @@ def _gather(runs: Sequence[ChunkRun], buffer: memoryview) -> None:
 
 def _sums_of(data: memoryview) -> bytes:
     return b"".join(_sum_of(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK))
+
+
+def _sums_of_parts(runs: Sequence[ChunkRun], data: memoryview, sums: bytes, found: PieceSums | None) -> None:
+    """Computes the sums of the parts that chunks are put together from.
+
+    Args:
+        data: the bytes of the chunks.
+        sums: of the chunks.
+        found: gets them.
+    """
+    if found is None:
+        return
+    for i, run in enumerate(runs):
+        if len(run.pieces) == 1:
+            found[run.offset] = sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
+            continue
+        at = run.offset - runs[0].offset
+        for part in run.pieces:
+            nbytes = part if isinstance(part, int) else len(part)
+            found[at + runs[0].offset] = xxhash.xxh3_64_digest(data[at : at + nbytes])
+            at += nbytes
 
 
 def _sum_of(chunk: memoryview) -> bytes:

@@ -139,8 +139,9 @@ class Snapshot:
             allow_pickle: store objects that need it with pickle.
             base: an earlier snapshot, or its path. Tensors that are as they were there aren't written: their files get
                 a second name in the new folder (a hard link), so that each snapshot is whole, and either can be
-                removed. "latest": the newest snapshot in the folder that `path` lies in, if there is one. All is
-                written where nothing can be shared: on another file system, or with checksum=False in the base.
+                removed. In a bucket the service copies their objects, which costs no upload. "latest": the newest
+                snapshot in the folder that `path` lies in, if there is one. All is written where nothing can be shared:
+                on another file system, in another bucket, or with checksum=False in the base.
             then: paths of further folders, to which the same is saved after that, each as a snapshot of its own: from
                 memory to a disk. `Snapshot(path, then=...)` restores from the first one that is there. One that fails
                 is told by a RuntimeWarning, and the error of the last one is raised. With `base`, the further ones
