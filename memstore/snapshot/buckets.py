@@ -429,7 +429,7 @@ def _credentials_of_boto3(url: BucketUrl, given: Mapping[str, Any]) -> Any:
 
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.-]{1,80})</Code>|\"code\": *\"([A-Za-z]+)\"")
-_TOLD = re.compile(r"<Message>([^<]{1,300})</Message>")
+_TOLD = re.compile(r"<Message>([^<\n]{1,300})")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "AllAccessDisabled", "PermanentRedirect"}
 _WRONG_CLOCK = {"RequestTimeTooSkewed", "RequestExpired"}
 _WRONG_CREDENTIALS = {
@@ -478,11 +478,14 @@ def error_of(url: BucketUrl, place: str, error: Exception) -> MemstoreError | OS
             f"{place}: the credentials are expired or wrong ({said}): renew them, and call again; what was uploaded "
             "so far is used then"
         )
+    if code == "AuthorizationFailure" and "failed to authenticate" in told:
+        return CredentialsError(f"{place}: the credentials are wrong ({said}): {_say_credentials(url)}")
     if any(mark in text for mark in _FIND_CREDENTIALS) and status not in (429, 503):
         return CredentialsError(
             f"{place}: no credentials were found ({first_line(error):.200}): {_say_credentials(url)}"
         )
-    if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+    denied = status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
+    if isinstance(error, PermissionError) or denied:
         return PermissionDeniedError(
             f"{place}: the service denies it ({said}): the credentials need {_NEEDED[url.scheme]} for this path"
         )
