@@ -478,7 +478,8 @@ def error_of(url: BucketUrl, place: str, error: Exception) -> MemstoreError | OS
             f"{place}: the credentials are expired or wrong ({said}): renew them, and call again; what was uploaded "
             "so far is used then"
         )
-    if code == "AuthorizationFailure" and "failed to authenticate" in told:
+    is_wrong_key = "Invalid Access Key" in text or (code == "AuthorizationFailure" and "failed to authenticate" in told)
+    if is_wrong_key:
         return CredentialsError(f"{place}: the credentials are wrong ({said}): {_say_credentials(url)}")
     if any(mark in text for mark in _FIND_CREDENTIALS) and status not in (429, 503):
         return CredentialsError(
