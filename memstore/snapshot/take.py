@@ -472,6 +472,7 @@ def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None, op
                 done=meter.done,
                 lane=min(tier, 1),
                 options=options.bucket,
+                budget=options.budget,
                 more=tier < len(prepared) - 1,
             )
             pending.append(PendingTake(prepared[tier], write))
