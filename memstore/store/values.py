@@ -29,6 +29,7 @@ from memstore import contents, structure
 from memstore._arguments import encode_key
 from memstore._info import EntryInfo, LeafInfo, ShardInfo
 from memstore._parsing import UNDECODABLE
+from memstore._telling import is_wanted, tell
 from memstore._threads import between_forks
 from memstore._wording import an_instance, refuse_url
 from memstore.engine import (
@@ -467,7 +468,7 @@ class Ref:
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        began = perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
+        began = perf_counter() if is_wanted() else 0.0
         pin = self._pin
         is_elsewhere = pin.record.hosts is not None
         is_sharded = is_elsewhere and any(structure.has_shards(options.get(name)) for name in ("out", "like"))
@@ -572,8 +573,9 @@ _WHERE = {"inline": "in the catalog", "segment": "in its file", "sharded": "in f
 
 
 def log_read(root: Root, call: str, key: str, held: MappedEntry, began: float) -> None:
-    """Writes a debug line about a read that began at this time of `perf_counter`."""
+    """Tells of a read that began at this time of `perf_counter`, in a debug line and to the observer."""
     record, took = held.record, (perf_counter() - began) * 1e3
+    tell(call, root.path, (key,), record.nbytes or len(record.objects), began)
     where = _WHERE.get(record.kind, "of rows")
     if record.hosts is not None:
         where += ", on another host"
