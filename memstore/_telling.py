@@ -25,7 +25,7 @@ class Call(NamedTuple):
         nbytes: of the values, or of what went.
         began: the time of `perf_counter`.
         seconds: that it took.
-        count: how many of them there were: rows, for "replay retry".
+        times: how many of them there were: rows, for "replay retry".
     """
 
     name: str
@@ -34,7 +34,7 @@ class Call(NamedTuple):
     nbytes: int
     began: float
     seconds: float
-    count: int = 1
+    times: int = 1
 
 
 class Observer(Protocol):
@@ -61,14 +61,14 @@ def is_wanted() -> bool:
     return listening.observer is not None or _log.isEnabledFor(logging.DEBUG)
 
 
-def tell(name: str, root: str, keys: tuple[str, ...], nbytes: int, began: float, count: int = 1) -> None:
+def tell(name: str, root: str, keys: tuple[str, ...], nbytes: int, began: float, times: int = 1) -> None:
     """Tells the observer of a call that began at this time of `perf_counter`, and ends now. Without one, does nothing.
 
     The arguments are those of `Call`.
     """
     observer = listening.observer
     if observer is not None:
-        observer.observe(Call(name, root, keys, nbytes, began, perf_counter() - began, count))
+        observer.observe(Call(name, root, keys, nbytes, began, perf_counter() - began, times))
 
 
 @contextlib.contextmanager

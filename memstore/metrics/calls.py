@@ -45,7 +45,7 @@ class _Observer:
         if self.counts_calls:
             with self._lock:
                 found = self._counts.setdefault(call.name, [0, 0, 0.0])
-                found[0] += call.count
+                found[0] += call.times
                 found[1] += call.nbytes
                 found[2] += call.seconds
         if self.tracer is not None:
@@ -68,8 +68,8 @@ def _make_span(tracer: Tracer, call: Call) -> None:
         attributes["memstore.key"] = call.keys[0]
     elif call.keys:
         attributes["memstore.keys"] = call.keys[:_KEYS]
-    if call.count != 1:
-        attributes["memstore.count"] = call.count
+    if call.times != 1:
+        attributes["memstore.count"] = call.times
     end = time.time_ns()
     span = tracer.start_span(f"memstore.{call.name}", start_time=end - int(call.seconds * 1e9), attributes=attributes)
     span.end(end)

@@ -1,7 +1,7 @@
 """One look at a store, for metrics and for the live page: what the catalog, the folder, /proc and the hosts say.
 
-`look_at` takes some milliseconds, and changes nothing: it writes no file and takes no lock of the store. What it costs
-doesn't grow with the keys, of which `key_page` reads a page.
+`look_at` changes nothing: it writes no file and takes no lock of the store. What it costs grows with the processes of
+the host, whose maps it reads (0.1 s of CPU for 180 of them), and not with the keys, of which `key_page` reads a page.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def look_at(store: Keyspace, *, checkpoints: Sequence[str] = ()) -> StoreLook:
     """
     root, at, troubles = opened(store), time.time(), list[str]()
     root.check_in_place()
-    versions, publications = numbers_of_store(root)
+    numbers = numbers_of_store(root)
     pending: tuple[PendingInfo, ...] = ()
     cluster: ClusterStatus | None = None
     try:
@@ -155,8 +155,8 @@ def look_at(store: Keyspace, *, checkpoints: Sequence[str] = ()) -> StoreLook:
         at=at,
         root=root.path,
         stats=store.stats(),
-        versions=versions,
-        publications=publications,
+        versions=numbers.versions,
+        publications=numbers.publications,
         holders=tuple(
             HolderFigures(
                 pid=one.pid,

@@ -19,14 +19,14 @@ def scalars(store: Keyspace) -> dict[str, float]:
     They are "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "pending_bytes", "versions", and for each call that
     `count_calls` counts "calls/get", "bytes/get" and "seconds/get".
     """
-    stats, (versions, _) = store.stats(), numbers_of_store(opened(store))
+    stats, numbers = store.stats(), numbers_of_store(opened(store))
     found: dict[str, float] = {
         "keys": stats.keys,
         "live_bytes": stats.live_bytes,
         "reusable_bytes": stats.reusable_bytes,
         "pinned_bytes": stats.pinned_bytes,
         "pending_bytes": stats.pending_bytes,
-        "versions": versions,
+        "versions": numbers.versions,
     }
     for name, one in calls().items():
         word = name.replace(" ", "_")
