@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from memstore import fake as fake
     from memstore import integrations as integrations
     from memstore import metrics as metrics
+    from memstore import ui as ui
     from memstore._info import (
         ClusterStatus,
         EntryInfo,
@@ -159,7 +160,7 @@ _HOMES = {
 }
 
 # memstore.fake.fake_mode, without an import of its own
-_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations", "metrics"})
+_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations", "metrics", "ui"})
 
 __all__ = [
     "AddressUnavailableError",

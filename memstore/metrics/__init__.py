@@ -20,24 +20,15 @@ What isn't asked for costs nothing: a look reads what is there anyway, and calls
 from __future__ import annotations
 
 from memstore.metrics.calls import CallCount, calls, count_calls, stop_calls, trace_calls
-from memstore.metrics.looking import HolderFigures, KeyFigures, StepFigures, StoreLook, key_page, look_at
 from memstore.metrics.scalars import ScalarLogger, scalars
-from memstore.metrics.text import PROMETHEUS_TYPE, prometheus, prometheus_of
+from memstore.metrics.text import prometheus
 
 __all__ = [
-    "PROMETHEUS_TYPE",
     "CallCount",
-    "HolderFigures",
-    "KeyFigures",
     "ScalarLogger",
-    "StepFigures",
-    "StoreLook",
     "calls",
     "count_calls",
-    "key_page",
-    "look_at",
     "prometheus",
-    "prometheus_of",
     "scalars",
     "stop_calls",
     "trace_calls",

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from memstore._version import __version__
 from memstore.engine import absolute_path
 from memstore.errors import KeyNotFoundError, MemstoreError
-from memstore.metrics import PROMETHEUS_TYPE, prometheus
+from memstore.metrics.text import PROMETHEUS_TYPE, prometheus
 from memstore.ui.watching import EVERY, Listener, Watcher, entry
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from memstore._threads import between_forks
 from memstore.engine import index, numbers_of_store
 from memstore.errors import MemstoreError
 from memstore.listing import Keyspace, open_keyspace, opened
-from memstore.metrics import KeyFigures, StoreLook, key_page, look_at
+from memstore.metrics.looking import KeyFigures, StoreLook, key_page, look_at
 
 T = TypeVar("T")
 

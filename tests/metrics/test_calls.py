@@ -76,9 +76,9 @@ def test_tasks_are_counted_too(root: str) -> None:
 def test_a_version_that_goes_for_lack_of_room_is_counted(root: str) -> None:
     metrics.count_calls()
     before = metrics.calls()
-    with memstore.open(root, capacity="40MiB") as store:
-        for _ in range(4):
-            store.put("policy", torch.zeros(1 << 21), history=3)
+    with memstore.open(root, capacity="30MiB") as store:
+        for _ in range(6):
+            store.put("policy", torch.zeros(1 << 21), history=10)
     assert since(before)["evict"] >= 1
 
 

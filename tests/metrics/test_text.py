@@ -59,7 +59,8 @@ def test_rows_are_counted_without_torch(scratch: str) -> None:
         buffer = memstore.ReplayBuffer(
             store, "buffer", {"x": ((), torch.int64)}, capacity=8, rate_limiter=memstore.RateLimiter(1.0, 1, 100.0)
         )
-        buffer.extend({"x": torch.arange(11)})
+        buffer.extend({"x": torch.arange(8)})
+        buffer.extend({"x": torch.arange(3)})
         buffer.sample(5)
         rows = store.create_dataset("rows", {"x": ((), torch.int64)}, capacity=100, length=3)
         rows.extend({"x": torch.arange(4)})

@@ -146,5 +146,7 @@ class Browser:
             if event.get("method") == "Runtime.exceptionThrown":
                 found.append(str(event["params"]["exceptionDetails"]))
             if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+                if "net::ERR_" in event["params"]["entry"]["text"]:
+                    continue  # the server of a test has ended, and the page listens still
                 found.append(event["params"]["entry"]["text"])
         return found
