@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memstore._telling import Call, listening
 from memstore._threads import between_forks
 from memstore.errors import MissingPackageError
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer, TracerProvider
 
 _KEYS = 20  # of one call, as an attribute of its span
 
@@ -39,7 +36,7 @@ class _Observer:
         self._lock = threading.Lock()
         self._counts: dict[str, list[float]] = {}
         self.counts_calls = False
-        self.tracer: Tracer | None = None
+        self.tracer: Any = None  # of OpenTelemetry
 
     def observe(self, call: Call) -> None:
         if self.counts_calls:
@@ -61,7 +58,7 @@ class _Observer:
 _observer = _Observer()
 
 
-def _make_span(tracer: Tracer, call: Call) -> None:
+def _make_span(tracer: Any, call: Call) -> None:
     """Makes the span of a call that has just ended, as a child of the span that is current where it was made."""
     attributes: dict[str, Any] = {"memstore.root": call.root, "memstore.nbytes": call.nbytes}
     if len(call.keys) == 1:
@@ -90,7 +87,7 @@ def count_calls() -> None:
     listening.observer = _observer
 
 
-def trace_calls(tracer_provider: TracerProvider | None = None) -> None:
+def trace_calls(tracer_provider: Any = None) -> None:
     """Makes an OpenTelemetry span of each call of this process from now on, named "memstore.put" and so on.
 
     Spans begin and end as the calls did, and are children of the span that is current around the call. They have the
@@ -98,7 +95,7 @@ def trace_calls(tracer_provider: TracerProvider | None = None) -> None:
     and it too has to be called before stores are opened. A call that raises has no span.
 
     Args:
-        tracer_provider: of OpenTelemetry; None: the global one.
+        tracer_provider: a TracerProvider of OpenTelemetry; None: the global one.
 
     Raises:
         MissingPackageError: OpenTelemetry isn't installed: ``pip install 'memstore[otel]'``.
