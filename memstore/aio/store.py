@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 import torch
 
@@ -35,9 +35,13 @@ from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from memstore.distributed.serving import Cluster
+    from memstore.store.values import GetOptions
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 # --- Opening a store; the stores of this machine ---------------------------------------------------------------------
@@ -402,6 +406,14 @@ class AsyncStore(Awaits[Store]):
     pop = awaited(Store.pop)
     setdefault = awaited(Store.setdefault)
 
+    @overload
+    async def get(
+        self, key: str, default: Any = ..., *, as_type: None = None, **options: Unpack[GetOptions]
+    ) -> Any: ...
+    @overload
+    async def get(self, key: str, *, as_type: type[T], **options: Unpack[GetOptions]) -> T: ...
+    @overload
+    async def get(self, key: str, default: D, *, as_type: type[T], **options: Unpack[GetOptions]) -> T | D: ...
     @called_as(Store.get)
     async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
         lazy = self._lazy
@@ -592,7 +604,19 @@ class AsyncStore(Awaits[Store]):
 
     # --- references and rows -----------------------------------------------------------------------------------------
 
-    view = awaited(Store.view)
+    if TYPE_CHECKING:
+
+        @overload
+        async def view(
+            self, key: str, *, device: torch.device | str | None = ..., version: int | None = ..., as_type: None = ...
+        ) -> Any: ...
+        @overload
+        async def view(
+            self, key: str, *, device: torch.device | str | None = ..., version: int | None = ..., as_type: type[T]
+        ) -> T: ...
+        async def view(self, key: str, **options: Any) -> Any: ...
+    else:
+        view = awaited(Store.view)
     ref = awaited(Store.ref, _as_ref)
     pin = awaited(Store.pin, _as_pin)
     create_dataset = awaited(Store.create_dataset, _as_dataset)

@@ -44,7 +44,7 @@ from memstore.cli.group import (
 )
 from memstore.cli.keys import tell_pattern
 from memstore.cli.messages import in_words, message_of
-from memstore.engine import Holding, destroy_root, is_served, resource_errors, who_holds
+from memstore.engine import Holding, command_of, destroy_root, is_served, resource_errors, who_holds
 from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, NotServedError, StoreTimeoutError
 from memstore.listing import entries, open_keyspace, opened
 
@@ -383,15 +383,6 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _held_names(one: Holding) -> str:
     keys = [*dict.fromkeys(one.keys), *(f"{key} (replaced)" for key in dict.fromkeys(one.replaced))]
     return wording.first_of(keys, _NAMED) if keys else "(open)"
-
-
-def command_of(pid: int) -> str:
-    """Returns a process's command line, as /proc has it; empty if it has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 # --- stores, clear, destroy ------------------------------------------------------------------------------------------

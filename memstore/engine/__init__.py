@@ -182,7 +182,17 @@ from memstore.engine.sync.replay_state import (
     LimiterQueue,
     RingNumbers,
 )
-from memstore.engine.usage import Holding, huge_page_bytes, measure, resource_errors, stores_of_machine, who_holds
+from memstore.engine.usage import (
+    Holding,
+    command_of,
+    huge_page_bytes,
+    measure,
+    numbers_of_rows,
+    numbers_of_store,
+    resource_errors,
+    stores_of_machine,
+    who_holds,
+)
 
 __all__ = [
     "SMALL",
@@ -341,7 +351,10 @@ __all__ = [
     "need_history",
     "need_mutable",
     "new_page",
+    "command_of",
     "names_put",
+    "numbers_of_rows",
+    "numbers_of_store",
     "no_version",
     "objects_at",
     "open_mutable",

@@ -21,12 +21,14 @@ from memstore._info import StoreSummary
 from memstore._wording import size
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.files.segments import segment_path
-from memstore.engine.format.records import LIVE, RETIRED
+from memstore.engine.format.records import LIVE, RETIRED, Record
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import all_maps, holders_of, lock_holders, mappers_of
 from memstore.engine.root.folder import AGENT_LOCK, CATALOG, CLUSTER, DOORBELL, SEGMENTS, Settings
 from memstore.engine.root.roots import Root
+from memstore.engine.sync.pages import CONTROL_SIZE, ControlNumbers, read_numbers
 from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
 
@@ -123,6 +125,39 @@ def huge_page_bytes(root: Root) -> int:
     return total
 
 
+def numbers_of_rows(root: Root, record: Record) -> ControlNumbers | None:
+    """Reads the numbers of a dataset or a replay buffer from its file; None where it isn't on this host."""
+    if not record.is_mutable or not record.segment:
+        return None
+    try:
+        with OwnedFile(segment_path(root.segments, record.segment), os.O_RDONLY | os.O_CLOEXEC) as file:
+            return read_numbers(os.pread(file.fd, CONTROL_SIZE, record.start))
+    except OSError:  # deleted meanwhile, or on storage that hosts share, where names differ
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreNumbers:
+    """Numbers of a store that one transaction reads: it takes some microseconds, where `measure` looks through /proc.
+
+    Attributes:
+        versions: the last version that this host has given.
+        publications: how often it has published some.
+        keys: how many there are.
+        live_bytes: as of `StoreStats`.
+    """
+
+    versions: int
+    publications: int
+    keys: int
+    live_bytes: int
+
+
+def numbers_of_store(root: Root) -> StoreNumbers:
+    keys, counters = root.catalog.view(lambda transaction: (transaction.count("entries"), transaction.counters()))
+    return StoreNumbers(counters.version, counters.publications, keys, counters.live)
+
+
 # --- which process holds which values --------------------------------------------------------------------------------
 
 
@@ -192,6 +227,15 @@ def _holding(root: Root, pid: int, segments: list[int], is_open: bool) -> Holdin
 
     root.catalog.view(look)
     return Holding(pid, tuple(sorted(keys)), sizes[LIVE], tuple(sorted(replaced)), sizes[RETIRED], is_open)
+
+
+def command_of(pid: int) -> str:
+    """Returns a process's command line, as /proc has it; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 # --- the stores of this machine --------------------------------------------------------------------------------------

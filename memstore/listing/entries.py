@@ -66,6 +66,16 @@ def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) 
         yield _listed(key, record)
 
 
+def entries_after(
+    store: Keyspace, prefix: str = "", after: str | None = None, *, limit: int, timeout: float | None = None
+) -> list[tuple[ListedEntry, Record]]:
+    """Returns up to `limit` entries as `entries` does, beyond the key `after`, each with its record."""
+    within = timeout_of(store) if timeout is None else timeout
+    beyond = None if after is None else after.encode()
+    found = index.records_after(opened(store), encode_prefix(prefix), beyond, limit, within)
+    return [(_listed(key, record), record) for key, record in found]
+
+
 def version_entries(store: Keyspace, key: str) -> list[ListedEntry]:
     """Returns the versions of a key that can be read, the current one last; none if there is no such key."""
     name = encode_key(key)

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 import msgspec
 
@@ -83,6 +83,7 @@ from memstore.store.values import (
     as_items,
     attach_files,
     check_early,
+    checked,
     describe,
     doubtful_default,
     export,
@@ -103,11 +104,15 @@ from memstore.view import view
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from memstore.datasets import Dataset, Spec
     from memstore.store.models import ModelLoad
     from memstore.store.sharded import PendingPut
+    from memstore.store.values import GetOptions
 
+T = TypeVar("T")
+D = TypeVar("D")
 
 _ABSENT: Any = object()
 _COMPLETED = 1000  # keys that a notebook offers
@@ -278,11 +283,18 @@ class Store(Keyspace):
 
     # --- get ----------------------------------------------------------------------------------------------------------
 
+    @overload
+    def get(self, key: str, default: Any = ..., *, as_type: None = None, **options: Unpack[GetOptions]) -> Any: ...
+    @overload
+    def get(self, key: str, *, as_type: type[T], **options: Unpack[GetOptions]) -> T: ...
+    @overload
+    def get(self, key: str, default: D, *, as_type: type[T], **options: Unpack[GetOptions]) -> T | D: ...
     def get(
         self,
         key: str,
         default: Any = NO_DEFAULT,
         *,
+        as_type: Any = None,
         out: Any = None,
         like: Any = None,
         device: torch.device | str | None = None,
@@ -300,6 +312,8 @@ class Store(Keyspace):
 
         Args:
             default: returned unchanged if there is no such key; without it, a missing key is an error.
+            as_type: the type of the value, for type checkers, and as a check: `get("policy", as_type=TensorDict)`.
+                Of `dict[str, torch.Tensor]` only the class is checked, and of a TypedDict the keys that it requires.
             out: a value of the same structure, which is filled in place and returned. It is checked before anything is
                 written. For a DTensor or TensorShard only this rank's part is read; such a target may lack leaves that
                 other ranks hold.
@@ -321,7 +335,8 @@ class Store(Keyspace):
         Raises:
             KeyNotFoundError: no such key, and no default.
             VersionGoneError: it has no such `version` any more, or not yet, and no default was given.
-            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
+            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written. Or the
+                value isn't of type `as_type`.
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
             ValueError: `max_age` isn't a number of seconds.
@@ -339,7 +354,7 @@ class Store(Keyspace):
             )
             lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
         if version is not None:
-            return self._get_version(key, version_number(version), default, options, deadline, began)
+            return self._get_version(key, version_number(version), default, as_type, options, deadline, began)
         try:
             held = hold_at_once(root, name)
         except (OSError, MemoryError):
@@ -358,13 +373,14 @@ class Store(Keyspace):
         value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
         if began:
             log_read(root, "get", key, held, began)
-        return value
+        return value if as_type is None else checked(key, value, as_type)
 
     def _get_version(
         self,
         key: str,
         version: int,
         default: Any,
+        as_type: Any,
         options: contents.ReadOptions,
         deadline: float | None,
         began: float,
@@ -381,7 +397,7 @@ class Store(Keyspace):
         value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
         if began:
             log_read(root, "get", key, held, began)
-        return value
+        return value if as_type is None else checked(key, value, as_type)
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
         """Returns the values of several keys as they were at one moment, in the order of `keys`.
@@ -502,7 +518,22 @@ class Store(Keyspace):
             return held_version(root, key, self._as_opened, lazily=lazily)
         return held_one_version(root, key, version_number(version), self._as_opened, self._deadline(None))
 
-    def view(self, key: str, *, device: torch.device | str | None = None, version: int | None = None) -> Any:
+    @overload
+    def view(
+        self, key: str, *, device: torch.device | str | None = None, version: int | None = None, as_type: None = None
+    ) -> Any: ...
+    @overload
+    def view(
+        self, key: str, *, device: torch.device | str | None = None, version: int | None = None, as_type: type[T]
+    ) -> T: ...
+    def view(
+        self,
+        key: str,
+        *,
+        device: torch.device | str | None = None,
+        version: int | None = None,
+        as_type: Any = None,
+    ) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 
         The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. A view of a
@@ -511,6 +542,7 @@ class Store(Keyspace):
         Args:
             device: the device to which tensors that are read from the view move; None: that from which they were put.
             version: the version to be viewed, as in `get`; None: the current one.
+            as_type: the type of the view, as in `get`: `dict[str, memstore.StoredTensor]`.
 
         Returns:
             The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
@@ -519,6 +551,7 @@ class Store(Keyspace):
         Raises:
             KeyNotFoundError: no such key.
             VersionGoneError: it has no such `version` any more, or not yet.
+            StructureMismatchError: it isn't of type `as_type`.
             MutableEntryError: the key is that of a replay buffer.
             CrossHostError: the key is that of a dataset, whose rows are on another host.
 
@@ -547,7 +580,7 @@ class Store(Keyspace):
         found = view(root, key, held, self._as_opened, device)
         if began:
             log_read(root, "view", key, held, began)
-        return found
+        return found if as_type is None else checked(key, found, as_type)
 
     # --- the names that a mapping has ---------------------------------------------------------------------------------
     # It is no MutableMapping, whose `get` never raises, and which compares by contents.

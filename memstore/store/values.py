@@ -20,7 +20,18 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_origin,
+    is_typeddict,
+    overload,
+)
 
 import msgspec
 import torch
@@ -29,8 +40,9 @@ from memstore import contents, structure
 from memstore._arguments import encode_key
 from memstore._info import EntryInfo, LeafInfo, ShardInfo
 from memstore._parsing import UNDECODABLE
+from memstore._telling import is_wanted, tell
 from memstore._threads import between_forks
-from memstore._wording import an_instance, refuse_url
+from memstore._wording import an_instance, first_of, refuse_url
 from memstore.engine import (
     MISFIT,
     CatalogCrowded,
@@ -63,17 +75,19 @@ from memstore.engine import (
     resource_errors,
     use_root,
 )
-from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
+from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError, lacks_told
 from memstore.listing import UnknownKindError, absent, no_value, no_values, outline, version_gone
 from memstore.structure import modes
 from memstore.view import view
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from memstore.formats import Format
 
 log = logging.getLogger("memstore")
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 class _NoDefault:
@@ -86,6 +100,47 @@ class _NoDefault:
 
 
 NO_DEFAULT: Any = _NoDefault()
+
+
+class GetOptions(TypedDict, total=False):
+    """The options of `Store.get` beside `as_type`, for type checkers."""
+
+    out: Any
+    like: Any
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    non_blocking: bool
+    strict: bool
+    cast: bool
+    max_age: float | None
+    version: int | None
+    timeout: float | None
+
+
+def checked(key: str, value: Any, as_type: Any) -> Any:
+    """Returns a value that is of a type. Of a type with arguments, such as `dict[str, Tensor]`, the class is looked at;
+    of a TypedDict, whether there are the keys that it requires.
+
+    Raises:
+        StructureMismatchError: it isn't.
+        TypeError: `as_type` is no class.
+    """
+    kind = get_origin(as_type) or as_type
+    if is_typeddict(kind):
+        lacking = sorted(map(repr, kind.__required_keys__ - value.keys())) if isinstance(value, dict) else []
+        if isinstance(value, dict) and not lacking:
+            return value
+        what = f"lacks {first_of(lacking, 5)}" if lacking else f"is {an_instance(value)}"
+    elif not isinstance(kind, type):
+        raise TypeError(f"as_type is a class, such as dict or torch.Tensor, and not {as_type!r:.100}")
+    elif isinstance(value, kind):
+        return value
+    else:
+        what = f"is {an_instance(value)}"
+    name = getattr(kind, "__qualname__", kind)
+    raise StructureMismatchError(f"{key!r} {what}, and as_type={name} was asked for: give its own type", key=key)
+
+
 NOT_NOW: Any = object()
 _AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 
@@ -461,14 +516,20 @@ class Ref:
         self._pin = pin
         self.key, self.version, self.root = pin.key, pin.record.version, pin.root.path
 
+    @overload
+    def get(self, *, as_type: type[T], default: D, **options: Unpack[GetOptions]) -> T | D: ...
+    @overload
+    def get(self, *, as_type: type[T], **options: Unpack[GetOptions]) -> T: ...
+    @overload
+    def get(self, **options: Any) -> Any: ...
     def get(self, **options: Any) -> Any:
         """Returns the value of exactly this version. Options as in `Store.get`.
 
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        began = perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
-        pin = self._pin
+        began = perf_counter() if is_wanted() else 0.0
+        pin, as_type = self._pin, options.pop("as_type", None)
         is_elsewhere = pin.record.hosts is not None
         is_sharded = is_elsewhere and any(structure.has_shards(options.get(name)) for name in ("out", "like"))
         held = self._map(lazily=is_sharded)  # then only the boxes that are read are fetched
@@ -487,7 +548,7 @@ class Ref:
         value = contents.read(pin.root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
         if began:
             log_read(pin.root, "get", self.key, held, began)
-        return value
+        return value if as_type is None else checked(self.key, value, as_type)
 
     def view(self, **options: Any) -> Any:
         """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
@@ -518,7 +579,7 @@ def _unknown_option(options: dict[str, Any]) -> TypeError | None:
     unknown = [name for name in options if name not in _OPTIONS]
     if not unknown:
         return None
-    takes = ", ".join(("default", *_OPTIONS, *_OF_ANY_VERSION))
+    takes = ", ".join(("default", "as_type", *_OPTIONS, *_OF_ANY_VERSION))
     return TypeError(f"Ref.get() got an unexpected keyword argument {unknown[0]!r}: it takes {takes}")
 
 
@@ -572,8 +633,9 @@ _WHERE = {"inline": "in the catalog", "segment": "in its file", "sharded": "in f
 
 
 def log_read(root: Root, call: str, key: str, held: MappedEntry, began: float) -> None:
-    """Writes a debug line about a read that began at this time of `perf_counter`."""
+    """Tells of a read that began at this time of `perf_counter`, in a debug line and to the observer."""
     record, took = held.record, (perf_counter() - began) * 1e3
+    tell(call, root.path, (key,), record.nbytes or len(record.objects), began)
     where = _WHERE.get(record.kind, "of rows")
     if record.hosts is not None:
         where += ", on another host"

@@ -25,7 +25,7 @@ from tests.documents.pages import ROOT, snippets
 from tests.source_tree import Module
 
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
-ROOMS = ("aio", "convert", "deferred_init", "fake")  # public besides memstore itself and integrations/
+ROOMS = ("aio", "convert", "deferred_init", "fake", "metrics", "ui")  # public besides memstore itself and integrations/
 # Shown too, though users don't import them from there: what public methods return, and what is experimental.
 ELSEWHERE = {
     "memstore.integrations.torchstore.spmd.SPMDEnv",

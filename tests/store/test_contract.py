@@ -18,7 +18,7 @@ SIGNATURES = {
     "Store.put": "self, key, value, *, dtype=None, expect_version=None, history=None, history_bytes=None, timeout=None",
     "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
     "Store.get": (
-        "self, key, default=..., *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
+        "self, key, default=..., *, as_type=None, out=None, like=None, device=None, dtype=None, non_blocking=False, "
         "strict=True, cast=False, max_age=None, version=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
@@ -47,7 +47,7 @@ SIGNATURES = {
     "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, version=None, progress=None",
     "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
-    "Store.view": "self, key, *, device=None, version=None",
+    "Store.view": "self, key, *, device=None, version=None, as_type=None",
     "Store.put_sharded": (
         "self, key, value, *, attempt=None, rank=None, world_size=None, process_group=None, dtype=None, "
         "expect_version=None, wait=True, lease=600.0, timeout=None"

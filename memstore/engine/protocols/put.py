@@ -59,6 +59,7 @@ from typing import TypeVar
 import msgspec
 
 from memstore import _wording as wording
+from memstore._telling import listening, tell
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES
 from memstore.engine.catalog.tables import Counters, Transaction
@@ -199,7 +200,7 @@ def retry_after_sweep(
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     """Takes steps 2 to 5. After an error, it gives back what it has claimed."""
-    began = perf_counter() if _logs(logging.DEBUG) else 0.0
+    began = perf_counter() if listening.observer is not None or _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
     for draft in drafts:  # before anything is claimed or copied
@@ -807,8 +808,13 @@ def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: O
 def _tell(
     root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
 ) -> None:
-    """Logs a put: one line for each key, with the time of all."""
+    """Tells of a put: to the log in one line for each key, with the time of all."""
     left, took = iter(writers), (perf_counter() - began) * 1e3
+    if listening.observer is not None:
+        keys = tuple([draft.key.decode() for draft in drafts])
+        tell(
+            "put", root.path, keys, sum([draft.content.nbytes or len(draft.content.objects) for draft in drafts]), began
+        )
     for draft, version in zip(drafts, versions, strict=True):
         where = "in the catalog"
         if draft.header is not None:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from memstore._telling import tell
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
@@ -103,6 +104,7 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
             close_unlinked(unlinked)
     if freed:
         took = (time.perf_counter() - began) * 1e3
+        tell("sweep", root.path, (), freed, began)
         log.debug("%s: swept %d bytes of files that nobody holds, %.3f ms", root.path, freed, took)
     return freed
 
