@@ -616,6 +616,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
         files=files_of(root, record),
         owner=owner_name(root, name),
         recovered=is_recovered(root, name, record.version),
+        spilled=index.is_spilled(root, record),
     )
 
 

@@ -125,6 +125,17 @@ class OnHistory(Operation):
         return "new" if found == self.stamps_after else "old"
 
 
+@dataclass(frozen=True)
+class OnTiers(Operation):
+    """One on a store whose values move to a disk: before it all lie in memory, and there is room for them."""
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        memstore.open(store.root, capacity="1TiB", spill=f"{store.root}.spill").close()
+        store.clear()
+        store.gc()  # so that files have the same sizes each time
+        return super().reset(store)
+
+
 _ROW = ((1024,), torch.int64)
 
 
@@ -250,6 +261,20 @@ def _fill_up_beside(store: memstore.Store) -> None:
     memstore.open(store.root, capacity=store.stats().live_bytes + (1 << 20)).close()
 
 
+def _fill_up_with_spill(store: memstore.Store) -> None:
+    """To the brim, so that values move to a disk."""
+    capacity = root_of(store).catalog.growth + store.stats().live_bytes + (1 << 20)
+    memstore.open(store.root, capacity=capacity, spill=f"{store.root}.spill").close()
+
+
+def _move_all(store: memstore.Store) -> None:
+    _fill_up_with_spill(store)
+    for key in "cd":
+        store.put(key, stamped(OLD, LARGE))
+    store.delete_many(["c", "d"])
+    assert store.stats().spilled_bytes > 2 * LARGE
+
+
 _A = {"a": SMALL}
 _MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
 _CROWD = {f"a{number}": SMALL for number in range(8)}
@@ -301,6 +326,18 @@ OPERATIONS: dict[str, Operation] = {
         lambda store, _: store.put("a", stamped(NEW, INLINE), history=1), {"a": SMALL}, _A, stamps_after=(NEW,)
     ),
     "keep-no-room": OnHistory(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True),
+    "move": OnTiers(
+        lambda store, _: store.put_many({key: stamped(NEW, LARGE) for key in "ab"}),
+        {"a": LARGE, "b": LARGE},
+        {"a": LARGE, "b": LARGE},
+        prepare=_fill_up_with_spill,
+    ),
+    "replace-moved": OnTiers(
+        lambda store, _: store.put_many({key: stamped(NEW, INLINE) for key in "ab"}),
+        {"a": LARGE, "b": LARGE},
+        {"a": INLINE, "b": INLINE},
+        prepare=_move_all,
+    ),
     "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
     "pin": Operation(lambda store, _: store.pin("a"), _A, _A, prepare=lambda store: store.pin("a").close(), new=OLD),
     "overwrite-pinned": Operation(_put("a", SMALL), _A, _A, prepare=lambda store: store.pin("a")),

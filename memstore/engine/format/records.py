@@ -145,7 +145,7 @@ class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
     put_id: int
     state: int  # FILLING, PREPARED, LIVE or RETIRED
-    nbytes: int  # of the file
+    nbytes: int  # of the file; 0 where it was moved: a row of `spilled` has its bytes
 
 
 FILLING, LIVE, RETIRED = 1, 2, 3

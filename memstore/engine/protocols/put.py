@@ -65,7 +65,7 @@ from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
 from memstore.engine.format.headers import Header, HeaderSlots
-from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentRow
+from memstore.engine.format.records import LIVE, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
     Change,
@@ -88,10 +88,11 @@ from memstore.engine.protocols.reuse import (
     is_filling,
     keep_file,
     replaced_file,
-    retire,
+    retire_row,
     take_kept_file,
     unclaim,
 )
+from memstore.engine.protocols.spill import make_room
 from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
@@ -165,7 +166,8 @@ def retry_after_sweep(
 ) -> Result:
     """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
 
-    If there is still none, and versions are kept that were replaced, the oldest of these go, some at a time.
+    If there is still none, values move to the spill folder, where the store has one; and then, if versions are kept
+    that were replaced, the oldest of these go, some at a time.
 
     Args:
         key: what errors name, if the change is of a single key.
@@ -177,24 +179,39 @@ def retry_after_sweep(
     try:
         return make(root, change, deadline)
     except QuotaExceededError as error:
-        over = error.used + error.requested - error.quota
-        while drop_oldest(root, over, deadline, error.prefix.encode()):
-            with contextlib.suppress(QuotaExceededError):
-                return make(root, change, deadline)
-        raise
+        if not _drop_for_quota(root, error, deadline):
+            raise
     except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        if isinstance(error, MemoryError) or not is_full(error):
-            with resource_errors(root.path, key, root):
+        with resource_errors(root.path, key, root):
+            if isinstance(error, MemoryError) or not is_full(error):
                 raise
+            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
     with resource_errors(root.path, key, root):
         while True:
-            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
             try:
                 return make(root, change, deadline)
-            except OSError as error:  # replaced versions that are kept go before a put fails
-                needed = error.needed if isinstance(error, StoreFullError) else None
-                if not is_full(error) or not drop_oldest(root, needed or 0, deadline):
+            except QuotaExceededError as error:
+                if not _drop_for_quota(root, error, deadline):
                     raise
+            except OSError as error:
+                if not is_full(error) or not _find_room(root, error, deadline):
+                    raise
+
+
+def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> bool:
+    """Takes out kept versions of keys of a quota. Returns whether some went."""
+    return drop_oldest(root, error.used + error.requested - error.quota, deadline, error.prefix.encode())
+
+
+def _find_room(root: Root, error: OSError, deadline: float) -> bool:
+    """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
+    needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
+    if make_room(root, needed, deadline).nbytes:
+        return True
+    if not drop_oldest(root, needed, deadline):
+        return False
+    sweep_all(root, deadline)
+    return True
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -675,11 +692,10 @@ def replace_segment(
     """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
-        counters.live -= row.nbytes
         if kept_file is not None and kept_file.claim(transaction, counters, segment, row):
+            counters.live -= row.nbytes
             return True
-        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-        retire(transaction, counters, segment, row.nbytes)
+        retire_row(transaction, counters, segment, row)
     return False
 
 

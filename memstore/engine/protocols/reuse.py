@@ -38,6 +38,7 @@ import logging
 from collections.abc import Sequence
 
 from memstore.engine import syscalls
+from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent, SegmentRow
@@ -114,9 +115,20 @@ def retire_live(transaction: Transaction, counters: Counters, segment: int) -> N
     """Retires the segment of a version that nothing names any more."""
     row = transaction.segment(segment)
     if row is not None and row.state == LIVE:
-        counters.live -= row.nbytes
-        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-        retire(transaction, counters, segment, row.nbytes)
+        retire_row(transaction, counters, segment, row)
+
+
+def retire_row(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
+    """Retires a live segment. One that was moved is never used again: it is held at once, for a sweep to remove."""
+    size = row.nbytes or tables.spilled_size(transaction, segment) or 0
+    counters.live -= row.nbytes
+    transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, size))
+    if row.nbytes:
+        retire(transaction, counters, segment, size)
+        return
+    counters.sequence += 1
+    counters.held += size
+    transaction.put_number("held", counters.sequence, segment)
 
 
 def begin_filling(

@@ -243,7 +243,10 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
     try:
         settings, ours = folder.read_settings(root.state), root.settings
         # other processes may have added features since
-        if settings is None or msgspec.structs.replace(settings, format=ours.format, features=ours.features) != ours:
+        if (
+            settings is None
+            or msgspec.structs.replace(settings, format=ours.format, features=ours.features, spill=ours.spill) != ours
+        ):
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
         _raise_if_lack(root, error)
