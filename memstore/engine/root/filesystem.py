@@ -76,8 +76,11 @@ def check_filesystem(root: str, durability: Durability | None) -> int:
 
 
 def mappings_lose_locks(path: str) -> bool:
-    """Returns whether mappings may keep no locks where a path lies, by the type of its file system."""
-    return _LOCAL.get(syscalls.filesystem_type(path), "overlay") == "overlay"
+    """Returns whether mappings may keep no locks where a path lies, by the type of its file system; False: nowhere."""
+    try:
+        return _LOCAL.get(syscalls.filesystem_type(path), "overlay") == "overlay"
+    except FileNotFoundError:
+        return False
 
 
 def mappings_keep_locks(path: str) -> bool:
