@@ -423,9 +423,11 @@ def _open_spill(root: Root, path: str | None, deadline: float, *, writable: bool
         return
     root.catalog.open_optional()
     has_values = root.catalog.view(lambda transaction: transaction.count(SPILLED)) > 0
-    if path is None:
+    if path is None and own is not None:
         check_spill(root.state, root.settings, own, has_values=has_values, writable=writable)
         return
+
+    assert path is not None, "one of them was given"
 
     def name_it() -> None:
         own = root.storage.spill_folder()

@@ -104,7 +104,7 @@ def value_bytes(record: Record) -> int:
 
 def _nbytes(record: Record, leaves: list[Any]) -> int:
     """Counts the bytes of the leaves by their places, where the data section has headers of files in it too."""
-    if record.boxes is None and record.adopted is None:
+    if record.boxes is None and record.adopted is None and not record.is_delta:
         return record.nbytes
     sizes: dict[int, int] = {}
     for leaf in leaves:

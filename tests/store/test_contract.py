@@ -112,11 +112,12 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 FIELDS = {
     "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"]
-    + ["recovered"],
+    + ["recovered", "spilled"],
     "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
     "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [
-        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity",
+        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes",
+        "spilled_bytes", "capacity",
         "catalog_bytes",
         "huge_page_bytes", "puts", "gets", "pinned_by",
     ],

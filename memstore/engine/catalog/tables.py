@@ -692,13 +692,11 @@ def key_of_version(transaction: Transaction, kept: KeptVersion) -> bytes | None:
     return None
 
 
-def is_of_history(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
-    """Returns whether a replaced version that is kept names a segment. Raises CorruptionError."""
-    for kept in kept_versions(transaction, row.key):
-        record = kept_record(transaction, row.key, kept.version)
-        if record is not None and any((one.segment, one.put_id) == (segment, row.put_id) for one in record.segments):
-            return True
-    return False
+def count_in_history(transaction: Transaction, segment: int, row: SegmentRow) -> int:
+    """Returns how many replaced versions that are kept name a segment. Raises CorruptionError."""
+    records = [kept_record(transaction, row.key, one.version) for one in kept_versions(transaction, row.key)]
+    named = [{(one.segment, one.put_id) for one in record.segments} for record in records if record is not None]
+    return sum((segment, row.put_id) in one for one in named)
 
 
 def spilled_size(transaction: Transaction, segment: int) -> int | None:

@@ -77,6 +77,7 @@ from memstore.engine.protocols.change import (
     mutable_entry,
     record_of,
 )
+from memstore.engine.protocols.deltas import DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
 from memstore.engine.protocols.history import drop_oldest, keep_replaced, with_history
 from memstore.engine.protocols.quotas import charge, charges_of
@@ -128,6 +129,7 @@ class Draft(msgspec.Struct, frozen=True):
             or None if the store has none.
         seals, history: as in `Change`.
         size: of the file, which is a new one then; 0: the data may have one that is kept for reuse.
+        delta: of a value that shares the files of earlier versions.
     """
 
     key: bytes
@@ -138,6 +140,7 @@ class Draft(msgspec.Struct, frozen=True):
     seals: int = 0
     size: int = 0
     history: tuple[int, int] | None = None
+    delta: DeltaDraft | None = None
 
 
 def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -260,11 +263,12 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
     batch, is_mutable = writers[0].put_id if writers else 0, content.is_mutable
     size = header.nbytes + content.nbytes if is_mutable else draft.size
-    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, size=size)
+    nbytes = content.nbytes if draft.delta is None else draft.delta.nbytes
+    writer = claim(root, draft.key, header.nbytes, nbytes, batch, deadline, size=size)
     writers.append(writer)
 
     # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
-    writer.allocate(header, content.nbytes, root.guard, on_tmpfs=root.on_tmpfs)
+    writer.allocate(header, nbytes, root.guard, on_tmpfs=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
@@ -274,6 +278,9 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
 
     if checksums is not None:
         content = msgspec.structs.replace(content, checksums=checksums)
+    if draft.delta is not None:
+        content, shares = draft.delta.placed(content, segment), draft.delta.shares
+        return Change(draft.key, content, draft.expect, segments=(segment,), history=draft.history, shares=shares)
     return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history)
 
 
@@ -572,6 +579,9 @@ def _write_changes(
         publication.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
+    for change in changes:
+        if change.shares:
+            share(transaction, change.shares)
     if counters.quotas:
         charge(transaction, charges_of(root, transaction, changes, found))
     versions = _assign_versions(changes, found, counters)

@@ -37,6 +37,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
@@ -119,7 +121,13 @@ def retire_live(transaction: Transaction, counters: Counters, segment: int) -> N
 
 
 def retire_row(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
-    """Retires a live segment. One that was moved is never used again: it is held at once, for a sweep to remove."""
+    """Retires a live segment, unless other versions name it too.
+
+    One that was moved is never used again: it is held at once, for a sweep to remove.
+    """
+    if row.shared:
+        transaction.put_segment(segment, msgspec.structs.replace(row, shared=row.shared - 1))
+        return
     size = row.nbytes or tables.spilled_size(transaction, segment) or 0
     counters.live -= row.nbytes
     transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, size))
@@ -187,6 +195,8 @@ class ReplacedFile:
         """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
         root, size = self._root, row.nbytes
         self._row = None
+        if row.shared:
+            return False
         if size >= syscalls.HUGE_PAGE or size < max(self._need, self._before):
             return False
         if size > largest_for(min(self._need, self._before)):

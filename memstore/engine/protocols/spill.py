@@ -35,6 +35,8 @@ import time
 from collections.abc import Generator
 from typing import NamedTuple
 
+import msgspec
+
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
@@ -243,7 +245,7 @@ def _switch(root: Root, folder: str, one: _Candidate) -> ClaimedFile | None:
             return False
         counters = transaction.counters()
         counters.live -= row.nbytes
-        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, LIVE, 0))
+        transaction.put_segment(segment, msgspec.structs.replace(row, nbytes=0))
         transaction.put_row(tables.SPILLED, tables.pack_number(segment), tables.pack_number(row.nbytes))
         transaction.put_counters(counters)
         return True

@@ -264,11 +264,13 @@ def _taken(path: str, deadline: float) -> Generator[_Taken]:
 
 def _mark(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings, state: int = LIVE) -> None:
     """Writes a segment's header anew, where it doesn't say what the record says. That of a replaced one is retired."""
+    if record.is_delta and extent.put_id != record.put_id:
+        return  # another version's, whose header says retired
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
     slots = HeaderSlots(extent.put_id, state, record.version, *record.batch_at(settings.store))
     if header is None and found is not None:
-        if record.parts is None:  # it may have been put together with others
+        if record.parts is None or record.is_delta:  # it may have been put together with others
             slots = dataclasses.replace(slots, batch=found.batch, count=found.count)
         if (found.state, found.version, found.batch, found.count) == (state, record.version, slots.batch, slots.count):
             return
@@ -535,7 +537,7 @@ class Choice:
         if self._is_older():
             self.old.is_older, self.old.is_sound = True, False
         # entries of its records whose files are there
-        by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
+        by_put = self._by_put()
         for key, record in self.old.records.items():
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
@@ -613,6 +615,9 @@ class Choice:
         """Returns the files with a header of this store."""
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
+    def _by_put(self) -> dict[int, SegmentFile]:
+        return {file.found.put_id: file for file in self._ours() if file.found is not None}
+
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
         """Returns the record, if all of its segments are there, under whatever names; else None."""
         extents: list[SegmentExtent] = []
@@ -636,8 +641,11 @@ class Choice:
         for file in (named, by_put.get(extent.put_id)):
             if file is None or not _fits(file, key, record, extent, self.store):
                 continue
-            if not (self.old.is_older and file.found is not None and file.found.state == RETIRED):
+            is_shared = record.is_delta and extent.put_id != record.put_id
+            if is_shared or not (self.old.is_older and file.found is not None and file.found.state == RETIRED):
                 return file.segment
+        if record.is_delta:
+            return None  # a header is made of a record that is one file's
         if named is None or named.size != extent.size or (named.found is not None and named.found.put_id):
             return None
         header = _mended(named, self.store, key, record, extent, self.mend)
@@ -657,6 +665,8 @@ class Choice:
         if found.version <= max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
             return
         record = merged(files, self.merge) if is_part(files[0]) else files[0].record
+        if record is not None and record.is_delta:  # if the files are there that it shares
+            record = self._keep(key, record, self._by_put())
         if record is None:
             self.incomplete[key] = {file.segment for file in files}
         else:
@@ -721,12 +731,12 @@ class Choice:
 
     def rows(self) -> dict[int, SegmentRow]:
         """Returns the rows of the segments that are kept."""
-        moved = self.moved()
-        named = {
-            extent.segment: SegmentRow(key, extent.put_id, LIVE, 0 if extent.segment in moved else extent.size)
-            for key, record in [*self.entries.items(), *((key, one) for (key, _), one in self.replaced.items())]
-            for extent in self.here(record)
-        }
+        moved, named = self.moved(), dict[int, SegmentRow]()
+        for key, record in [*self.entries.items(), *((key, one) for (key, _), one in self.replaced.items())]:
+            for extent in self.here(record):
+                shared = named[extent.segment].shared + 1 if extent.segment in named else 0
+                size = 0 if extent.segment in moved else extent.size
+                named[extent.segment] = SegmentRow(key, extent.put_id, LIVE, size, shared)
         return {**self.membership.segments, **named}
 
     def moved(self) -> dict[int, int]:
@@ -786,6 +796,8 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
         *(store, key, extent.put_id, extent.start, extent.size),
     ):
         return False
+    if record.is_delta:
+        return True
     return is_part(file) if record.parts is not None and not record.start else found.nbytes == record.nbytes
 
 

@@ -37,13 +37,22 @@ from memstore.engine.catalog.tables import (
     read_version,
 )
 from memstore.engine.files.mapping import OwnedFile
-from memstore.engine.format.headers import HEAD_SIZE, PART_MARK, ParsedHeader, header_size, read_header
+from memstore.engine.format.headers import (
+    DELTA_MARK,
+    HEAD_SIZE,
+    PART_MARK,
+    ParsedHeader,
+    decode_delta,
+    header_size,
+    read_header,
+)
 from memstore.engine.format.records import (
     OBJECTS_IN_RECORD,
     Record,
     SegmentExtent,
     SegmentRow,
     decode_record,
+    encode_extents,
     is_mutable,
 )
 from memstore.engine.protocols.change import Content
@@ -144,6 +153,22 @@ class SegmentFile:
 
 
 def _record(found: ParsedHeader, segment: int, size: int, changed: float) -> Record:
+    if found.description.startswith(DELTA_MARK):
+        said = decode_delta(found.description)
+        own = SegmentExtent(segment, found.put_id, size, found.start, said.own)
+        return Record(
+            version=found.version,
+            put_id=found.put_id,
+            segment=0,
+            size=1,
+            start=0,
+            nbytes=said.nbytes,
+            created=changed,
+            description=said.description,
+            objects=found.objects,
+            checksums=found.checksums,
+            parts=encode_extents((*said.shares, own)),
+        )
     large = len(found.objects) > OBJECTS_IN_RECORD
     return Record(
         version=found.version,

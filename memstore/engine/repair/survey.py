@@ -372,10 +372,15 @@ class _CatalogWalk:
                 record = self._transaction.record(row.key)
                 is_named = record is not None and any(extent.segment == segment for extent in self._here(record))
                 is_named = is_named or tables.is_kept(self._transaction, segment, row)
-                is_named = is_named or tables.is_of_history(self._transaction, segment, row)
+                count = tables.count_in_history(self._transaction, segment, row)
             except CorruptionError:
                 return
-            if not is_named:
+            if is_named or count:
+                others = count + is_named - 1
+                if row.shared != others:
+                    what = f"{others} other versions name its segment, and its row says {row.shared}"
+                    self._damage(what, row.key, segment)
+            else:
                 self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
 
     def _look_at_spilled(self, segment: int) -> None:

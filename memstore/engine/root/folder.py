@@ -49,7 +49,7 @@ from memstore.errors import (
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-Feature = Literal["sharded", "mutable", "owners", "shared", "history", "quotas", "spill"]
+Feature = Literal["sharded", "mutable", "owners", "shared", "history", "quotas", "spill", "deltas"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
@@ -59,6 +59,7 @@ MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 CLUSTER: Feature = "owners"  # the store was served to other hosts: records name what lies there
 HISTORY: Feature = "history"  # versions that were replaced may stay readable: see `protocols/history.py`
 QUOTAS: Feature = "quotas"  # prefixes of keys have quotas: see `protocols/quotas.py`
+DELTAS: Feature = "deltas"  # versions may share files: see `protocols/deltas.py`
 SPILL: Feature = "spill"  # values may lie in a folder on a disk: see `spill.py`
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
 
@@ -69,6 +70,7 @@ _OF_ONE_HOST: dict[Feature, tuple[str, str]] = {
         "put without history=, and let each reader hold a store.ref(key)",
     ),
     QUOTAS: ("prefixes have quotas", "capacity= bounds what a host's part of it takes"),
+    DELTAS: ("versions share files", "put without delta_of="),
     SPILL: ("values move to a disk", "leave spill= out"),
 }
 

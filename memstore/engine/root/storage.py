@@ -286,14 +286,16 @@ class LocalFiles(StorageDriver):
 
     def __init__(self, places: StorePaths, settings: Settings) -> None:
         super().__init__(places, settings)
-        self._spill, self._settings_read = spill_folder(settings), 0  # the inode of the settings that say so
+        self._spill = spill_folder(settings)
+        self._settings_read: int = 0  # the inode of the settings that say so
 
     def map(self, record: Record, *, live: bool = False) -> Mapping | None:
         if self.fd < 0:
             raise self.closed_error()
         if not record.segment:
             extents = record.segments
-            return self._map_all(extents, mapped_size(record, extents), live=live)
+            own = record.put_id if record.is_delta else 0
+            return self._map_all(extents, mapped_size(record, extents), live=live, own=own)
         path = segment_path(self.path, record.segment)
         extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
         found = map_segment(path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
@@ -322,17 +324,17 @@ class LocalFiles(StorageDriver):
     def check_writable(self) -> None:
         """Does nothing: all of them can."""
 
-    def _map_all(self, extents: Sequence[SegmentExtent], size: int, *, live: bool) -> Mapping | None:
+    def _map_all(self, extents: Sequence[SegmentExtent], size: int, *, live: bool, own: int = 0) -> Mapping | None:
         if self.fd < 0:
             raise self.closed_error()
         files = [(segment_path(self.path, extent.segment), extent) for extent in extents]
         keep_open = self.keeps_open
-        found = map_segments(files, size, store=self.store, dir_fd=self.fd, live=live, keep_open=keep_open)
+        found = map_segments(files, size, store=self.store, dir_fd=self.fd, live=live, own=own, keep_open=keep_open)
         if found is None and (spill := self.spill_folder()) is not None:
             keep_open = keep_open or mappings_lose_locks(spill)
             fd = self.fd
             return map_segments(
-                files, size, store=self.store, dir_fd=fd, live=live, keep_open=keep_open, otherwise=spill
+                files, size, store=self.store, dir_fd=fd, live=live, own=own, keep_open=keep_open, otherwise=spill
             )
         return found
 
