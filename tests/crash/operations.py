@@ -136,6 +136,39 @@ class OnTiers(Operation):
         return super().reset(store)
 
 
+@dataclass(frozen=True)
+class OnDelta(Operation):
+    """One on the key "a", which has a delta before it: a leaf that stays, and one with the stamp OLD."""
+
+    stamps_after: tuple[int, ...] = (NEW,)
+    history: int = 1
+
+    @property
+    def changes(self) -> bool:
+        return True
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        store.delete("a", missing_ok=True)
+        store.gc()
+        for stamp in (0, OLD):
+            put_delta(store, stamp, history=self.history)
+        return {"a": store.version("a")}
+
+    def outcome(self, store: memstore.Store) -> str:
+        found: list[int] = []
+        for version in store.versions("a") if "a" in store else ():
+            value = store.get("a", version=version)
+            assert isinstance(value, torch.Tensor) or stamp_of(value["stays"]) == 77
+            found.append(stamp_of(value if isinstance(value, torch.Tensor) else value["stamp"]))
+        before = (0, OLD)[-self.history :]
+        assert tuple(found) in (before, self.stamps_after), f"neither {before} nor {self.stamps_after}, but {found}"
+        return "new" if tuple(found) == self.stamps_after else "old"
+
+
+def put_delta(store: memstore.Store, stamp: int, history: int | None = None) -> None:
+    store.put("a", {"stays": stamped(77, LARGE), "stamp": stamped(stamp, SMALL)}, history=history, delta_of=True)
+
+
 _ROW = ((1024,), torch.int64)
 
 
@@ -338,6 +371,10 @@ OPERATIONS: dict[str, Operation] = {
         {"a": INLINE, "b": INLINE},
         prepare=_move_all,
     ),
+    "delta": OnDelta(lambda store, _: put_delta(store, NEW), _A, _A),
+    "keep-delta": OnDelta(lambda store, _: put_delta(store, NEW), _A, _A, stamps_after=(OLD, NEW), history=2),
+    "replace-delta": OnDelta(_put("a", SMALL), _A, _A),
+    "delete-delta": OnDelta(lambda store, _: store.delete("a"), _A, {}, stamps_after=(), history=2),
     "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
     "pin": Operation(lambda store, _: store.pin("a"), _A, _A, prepare=lambda store: store.pin("a").close(), new=OLD),
     "overwrite-pinned": Operation(_put("a", SMALL), _A, _A, prepare=lambda store: store.pin("a")),
