@@ -53,6 +53,7 @@ from memstore.engine.format.headers import (
     PLAIN_METADATA,
     SAFETENSORS_DTYPES,
     TORCH_DTYPES,
+    DeltaHeader,
     Header,
     HeaderEntry,
     ParsedHeader,
@@ -60,6 +61,7 @@ from memstore.engine.format.headers import (
     belongs,
     check_header,
     copy_header,
+    encode_delta,
     encode_entries,
     header_size,
     lay_out,
@@ -121,10 +123,12 @@ from memstore.engine.protocols.change import (
     mutable_entry,
     need_boxes,
     need_cluster,
+    need_deltas,
     need_history,
     need_mutable,
     record_of,
 )
+from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft
 from memstore.engine.protocols.elsewhere import (
     IN_A_THREAD,
     Absent,
@@ -182,6 +186,7 @@ from memstore.engine.sync.replay_state import (
     LimiterQueue,
     RingNumbers,
 )
+from memstore.engine.syscalls import same_bytes
 from memstore.engine.usage import (
     Holding,
     command_of,
@@ -231,6 +236,7 @@ __all__ = [
     "Refusal",
     "RingNumbers",
     "Catalog",
+    "BaseGone",
     "CatalogCrowded",
     "ClaimedFile",
     "Change",
@@ -238,6 +244,9 @@ __all__ = [
     "Creation",
     "DEFAULT_LEASE",
     "DOORBELL",
+    "DELTA_BASE",
+    "DeltaDraft",
+    "DeltaHeader",
     "Draft",
     "Effects",
     "HeaderEntry",
@@ -319,6 +328,7 @@ __all__ = [
     "destroy_root",
     "encode_extents",
     "encode_mutable",
+    "encode_delta",
     "end_of",
     "end_pin",
     "ended",
@@ -348,6 +358,7 @@ __all__ = [
     "mutable_entry",
     "need_boxes",
     "need_cluster",
+    "need_deltas",
     "need_history",
     "need_mutable",
     "new_page",
@@ -396,6 +407,7 @@ __all__ = [
     "verify_store",
     "wait_for_storage",
     "version_of_outcome",
+    "same_bytes",
     "watch",
     "who_holds",
 ]

@@ -76,6 +76,15 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
     return [record] if record is not None else found
 
 
+def is_spilled(root: Root, record: Record) -> bool:
+    """Returns whether files of a version lie in the spill folder."""
+    if root.storage.spill_folder() is None or record.adopted is not None:
+        return False
+    return root.catalog.view(
+        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in record.segments)
+    )
+
+
 def quotas(root: Root) -> list[tables.QuotaRow]:
     """Returns all quotas, by prefix."""
     root.catalog.open_optional()

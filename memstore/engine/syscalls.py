@@ -533,6 +533,14 @@ def memory_at(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
+_compare = _bind(releasing_gil, "memcmp", Int, Pointer, Pointer, Size)
+
+
+def same_bytes(one: int, other: int, size: int) -> bool:
+    """Returns whether so many bytes at two addresses are the same. Other threads run meanwhile."""
+    return not _compare(one, other, size)
+
+
 def words(address: int, count: int) -> Any:
     """Returns `count` unsigned 32-bit words at `address`, to load and store by index."""
     return (ctypes.c_uint32 * count).from_address(address)

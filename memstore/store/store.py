@@ -163,6 +163,7 @@ class Store(Keyspace):
         expect_version: int | None = None,
         history: int | None = None,
         history_bytes: int | str | None = None,
+        delta_of: int | bool | None = None,
         timeout: float | None = None,
     ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or nothing.
@@ -180,6 +181,9 @@ class Store(Keyspace):
                 it, which is 1 at first.
             history_bytes: with `history`: how many bytes the replaced versions may take, as a number or text ("8GiB");
                 the oldest go first. None: as many as the store has room for.
+            delta_of: a version of the key, or True for the current one. Leaves that have its bytes are not stored
+                again: both versions share them, and readers see no difference. That version may go at any time. Where
+                it is gone, or the value shares less than half of it, the whole value is stored.
             timeout: seconds; None: the store's.
 
         Returns:
@@ -199,6 +203,7 @@ class Store(Keyspace):
             raise refused_put(error, key, value) from None
         expect = None if expect_version is None else expected_version(expect_version)
         limits = None if history is None and history_bytes is None else history_of(history, history_bytes)
+        base = None if delta_of is None or delta_of is False else 0 if delta_of is True else version_number(delta_of)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         allow_pickle = self._allow_pickle
         try:
@@ -212,6 +217,7 @@ class Store(Keyspace):
                 allow_pickle=allow_pickle,
                 deadline=deadline,
                 history=limits,
+                delta_of=base,
             )
         except UnsupportedValueError:
             if limits is not None or not structure.has_shards(value):
