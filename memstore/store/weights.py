@@ -1,23 +1,32 @@
-"""One version of a nested value as named tensors: what inference engines take as weights."""
+"""One version of a nested value as named tensors: what inference engines take as weights.
+
+iter_weights   one after the other
+export_hf      a folder of them, as Hugging Face's libraries read it
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from memstore import structure
+from memstore._info import Progress
+from memstore._threads import between_forks
 from memstore._wording import an_instance
-from memstore.engine import Path, deadline_after
+from memstore.engine import Path, Record, deadline_after, decode_external
 from memstore.errors import UnsupportedValueError
 from memstore.listing import check_store
 from memstore.store.model_fit import saved_weights
 from memstore.store.store import Store
 from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
+
+if TYPE_CHECKING:
+    from memstore.formats import WholeFile
 
 _WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
 
@@ -87,6 +96,50 @@ def iter_weights(
         if tensor is leaf and isinstance(leaf, StoredTensor):
             tensor = loaded[id(leaf)] = load_leaf(leaf)
         yield name, tensor
+
+
+@modes.put_aside()
+def export_hf(
+    key: str,
+    record: Record,
+    value: Any,
+    target: str,
+    *,
+    config: Any,
+    limit: int | None,
+    dtype: torch.dtype | None,
+    prefix: str,
+    link: bool,
+    progress: Progress | None,
+    durable: bool,
+) -> None:
+    """Writes the folder of a model. Raises what `Store.export_hf` raises.
+
+    Args:
+        record: of the version.
+        value: its view.
+        target, limit: as `formats.check_export` returns them.
+    """
+    with between_forks():
+        from memstore import formats
+
+    beside = formats.beside_weights(config, dtype)
+    tensors = _named(key, value, prefix, None)
+    if formats.ties_weights(beside):  # a loader ties them again; else each name has its own bytes
+        first: dict[int, str] = {}
+        tensors = {name: leaf for name, leaf in tensors.items() if first.setdefault(id(leaf), name) == name}
+    for name, leaf in tensors.items():
+        special = None if isinstance(leaf, StoredTensor) else formats.what_special(leaf)
+        reason = f"it is {special}" if special else formats.why_not(name, formats.as_written(leaf, dtype))
+        if reason:
+            raise UnsupportedValueError(f"{name}: {reason}, which safetensors hasn't: export as 'torch'", key=key)
+    whole: list[WholeFile] = []
+    if record.adopted is not None and record.hosts is None and dtype is None and not prefix:
+        whole = formats.whole_files(decode_external(record.adopted), tensors, link=link)
+    as_written = [formats.as_written(leaf, dtype) for leaf in tensors.values()]
+    meter = formats.ByteMeter(sum(leaf.numel() * leaf.itemsize for leaf in as_written), progress)
+    formats.write_checkpoint(target, tensors, limit, meter, durable=durable, dtype=dtype, beside=beside, whole=whole)
+    meter.finish()
 
 
 @modes.uncompiled

@@ -29,6 +29,7 @@ from memstore.structure.flattening import (
     FlatValue,
     HeldLeaf,
     HeldValue,
+    check_dtype,
     contents,
     describe_external_tree,
     describe_external_value,
@@ -143,6 +144,7 @@ _register_transport()
 
 
 __all__ = [
+    "check_dtype",
     "ByteRange",
     "CopyPlan",
     "DTYPES",
