@@ -207,6 +207,74 @@ def trainer(folder: str, stop: int) -> torch.nn.Module:
     return model
 
 
+def torchtitan(folder: str, stop: int) -> torch.nn.Module:
+    """Saves by torchtitan's manager, in its layout."""
+    import torch.distributed as dist
+
+    from memstore.integrations.torchtitan import CheckpointManager
+
+    class Container:
+        """Stands for the containers of torchtitan's trainer, which a manager saves and loads as Statefuls."""
+
+        def __init__(self, inner: Any) -> None:
+            self.state_dict, self.load_state_dict = inner.state_dict, inner.load_state_dict
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    seed()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.9)
+    progress = memstore.StateDict(step=0)
+    manager = CheckpointManager(
+        CheckpointManager.Config(
+            enable=True, interval=5, async_mode="async", keep_latest_k=2, last_save_model_only=False
+        ),
+        dataloader=None,
+        model_parts=[model],
+        optimizers=Optimizers(model, optimizer),
+        lr_schedulers=Container(scheduler),
+        states={"train_state": progress, "rng": memstore.RNGState()},
+        sd_adapter=None,
+        base_folder=folder,
+    )
+    manager.load()
+    loader = torch.utils.data.DataLoader(rows(), BATCH, generator=torch.Generator())
+    while progress["step"] < STEPS:
+        for index, (x, y) in enumerate(loader):
+            if index != progress["step"] % len(loader):
+                continue
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            progress["step"] += 1
+            manager.save(progress["step"], last_step=progress["step"] == STEPS)
+            kill_at(progress["step"], stop)
+    manager.maybe_wait_for_saving()
+    manager.close()
+    dist.destroy_process_group()
+    return model
+
+
+class Optimizers:
+    """An optimizer whose states are saved by the names of its parameters, as in torchtitan's container."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._of = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+        return get_optimizer_state_dict(*self._of, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        set_optimizer_state_dict(
+            *self._of, optim_state_dict=state, options=StateDictOptions(flatten_optimizer_state_dict=True)
+        )
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     name, place, at = sys.argv[1:]
