@@ -7,6 +7,7 @@ use_snapshots   the weights in the folders of `save_state` become snapshots
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 from memstore import RNGState, Snapshot, StateDict
@@ -58,8 +59,12 @@ def use_snapshots(accelerator: Any, *, replicated: bool = True) -> None:
 
     def save(models: list[Any], weights: list[Any], output_dir: str) -> None:
         if weights:
+            folder = os.path.join(output_dir, _WEIGHTS)
+            if accelerator.is_main_process:
+                shutil.rmtree(folder, ignore_errors=True)  # of an earlier state, which Accelerate overwrites too
+            accelerator.wait_for_everyone()
             state = {f"model_{number}": StateDict(one) for number, one in enumerate(weights)}
-            Snapshot.take(os.path.join(output_dir, _WEIGHTS), state, replicated=["**"] if replicated else None)
+            Snapshot.take(folder, state, replicated=["**"] if replicated else None)
             weights.clear()  # so that Accelerate writes none
 
     def load(models: list[Any], input_dir: str) -> None:

@@ -131,7 +131,7 @@ class StoreCallback(Callback):
     Args:
         store: a store, or None: only the random state is kept.
         key: where the weights are put, as by `Store.save_model`: each rank calls it.
-        every: so many steps of the optimizer lie between two versions.
+        every: so many steps of the optimizer lie between two versions. The first one is there when the training begins.
         dtype: floating-point weights are cast to it, as in `put`.
     """
 
@@ -156,15 +156,20 @@ class StoreCallback(Callback):
     ) -> None:
         step: int = trainer.global_step
         is_due = step != self._published and step % self._every == 0
-        if self._store is not None and self._key is not None and is_due:
+        if is_due:
             self._published = step
-            self._store.save_model(self._key, pl_module, dtype=self._dtype)
+            self._publish(pl_module)
+
+    def _publish(self, module: LightningModule) -> None:
+        if self._store is not None and self._key is not None:
+            self._store.save_model(self._key, module, dtype=self._dtype)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Before Lightning makes the loader's iterator, which draws from it where rows are shuffled.
         random, self._random = self._random, None
         if random is not None:
             RNGState().load_state_dict(random)
+        self._publish(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return RNGState().state_dict()

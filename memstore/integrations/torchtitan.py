@@ -1,6 +1,6 @@
 """torchtitan's checkpoints, in its layout of folders, written by memstore. The guide is docs/torchtitan.md.
 
-    trainer.checkpoint = CheckpointManager.Config(enable=True, interval=500, async_mode="async")
+trainer.checkpoint = CheckpointManager.Config(enable=True, interval=500, async_mode="async")
 """
 
 from __future__ import annotations

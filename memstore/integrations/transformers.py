@@ -76,9 +76,7 @@ def from_store(
         target = _class_of(cls, config)
     weights = dict(memstore.iter_weights(store, key, prefix=prefix))
     options.setdefault("dtype", "auto")  # of the weights: else they would be copied into that of the configuration
-    model, found = target.from_pretrained(
-        None, config=config, state_dict=weights, output_loading_info=True, **options
-    )
+    model, found = target.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True, **options)
     wrong = [
         f"{what}: {', '.join(map(str, sorted(names)[:_NAMED]))}{', ...' if len(names) > _NAMED else ''}"
         for what, names in (
@@ -116,7 +114,7 @@ class StoreCallback(TrainerCallback):
     Args:
         store: a store for the weights, or None.
         key: where they are put, as by `Store.save_model`.
-        every: so many steps lie between two versions.
+        every: so many steps lie between two versions. The first one is there when the training begins.
         dtype: floating-point weights are cast to it, as in `put`.
         manager: saves the run after each step that its `save_every` says, or None. Close it after the training.
 
@@ -142,12 +140,15 @@ class StoreCallback(TrainerCallback):
             raise ValueError(f"every is a number of steps, 1 or more, and not {every}")
         self._store, self._key, self._every, self._dtype, self._manager = store, key, every, dtype, manager
 
-    def on_step_end(
+    def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._publish(kwargs["model"])
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         step: int = state.global_step
-        if self._store is not None and self._key is not None and step % self._every == 0:
-            self._store.save_model(self._key, kwargs["model"], dtype=self._dtype)
+        if step % self._every == 0:
+            self._publish(kwargs["model"])
         if self._manager is not None:
             self._manager.save(step, _app_state(state, kwargs))
             if self._manager.stopping:
@@ -158,6 +159,10 @@ class StoreCallback(TrainerCallback):
     ) -> None:
         if self._manager is not None:
             self._manager.wait()
+
+    def _publish(self, model: torch.nn.Module) -> None:
+        if self._store is not None and self._key is not None:
+            self._store.save_model(self._key, model, dtype=self._dtype)
 
     def checkpoint(self, trainer: Trainer) -> str | None:
         """Writes the newest step as one of Trainer's checkpoints: what `train(resume_from_checkpoint=)` takes.

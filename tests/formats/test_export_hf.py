@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import memstore
 import memstore.aio
 from memstore.engine import syscalls
-from tests.cli.test_commands import call, call_json
 from tests.children import Child, Wire
+from tests.cli.test_commands import call, call_json
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,9 @@ def digest(model: torch.nn.Module) -> str:
 
 def rows() -> torch.utils.data.TensorDataset:
     numbers = torch.Generator().manual_seed(1)
-    return torch.utils.data.TensorDataset(torch.randn(ROWS, 8, generator=numbers), torch.randn(ROWS, 2, generator=numbers))
+    return torch.utils.data.TensorDataset(
+        torch.randn(ROWS, 8, generator=numbers), torch.randn(ROWS, 2, generator=numbers)
+    )
 
 
 def network() -> torch.nn.Module:
@@ -81,8 +83,15 @@ def lightning(folder: str, stop: int) -> torch.nn.Module:
         callbacks=[
             StoreCallback(store, "policy", every=2),
             Kill(),
-            ModelCheckpoint(f"{folder}/checkpoints", save_top_k=2, monitor="epoch", mode="max", every_n_epochs=1,
-                            save_on_train_epoch_end=True, save_last="link"),
+            ModelCheckpoint(
+                f"{folder}/checkpoints",
+                save_top_k=2,
+                monitor="epoch",
+                mode="max",
+                every_n_epochs=1,
+                save_on_train_epoch_end=True,
+                save_last="link",
+            ),
         ],
         logger=False,
         enable_progress_bar=False,
@@ -107,7 +116,16 @@ def accelerate(folder: str, stop: int) -> torch.nn.Module:
     with memstore.CheckpointManager(f"{folder}/checkpoints", save_every=5) as manager:
         if manager.latest() is not None:
             manager.restore(app_state(accelerator))
-        train(accelerator, model, optimizer, loader, scheduler, progress, stop, lambda step: manager.save(step, app_state(accelerator)))
+        train(
+            accelerator,
+            model,
+            optimizer,
+            loader,
+            scheduler,
+            progress,
+            stop,
+            lambda step: manager.save(step, app_state(accelerator)),
+        )
     return accelerator.unwrap_model(model)
 
 
