@@ -23,8 +23,8 @@ __all__ = ["CheckpointManager"]
 class CheckpointManager(torchtitan.CheckpointManager):
     """torchtitan's CheckpointManager, whose `step-N` folders are checkpoints of memstore: safetensors without pickle.
 
-    A step is whole or not there, also after a kill; what a killed save has left isn't loaded. Checkpoints that torchtitan
-    wrote itself are found and loaded, too, so that a run may change to this class and back. Those in Hugging Face's
+    A step is whole or not there, also after a kill; what a killed save has left isn't loaded. Checkpoints that
+    torchtitan wrote itself are found and loaded, too, so that a run may change to this class. Those in Hugging Face's
     format, which its `last_save_in_hf` writes, stay torchtitan's. All else of the configuration works as there, except
     that `async_mode="async_with_pinned_mem"` is refused: "async" copies into memory that is kept, and is pinned where
     tensors lie on a GPU.

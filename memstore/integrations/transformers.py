@@ -1,4 +1,4 @@
-"""Models of transformers whose weights lie in a store, and checkpoints of its Trainer. The guide is docs/transformers.md.
+"""Models of transformers whose weights lie in a store, and checkpoints of its Trainer. The guide: docs/transformers.md.
 
 from_store      a model whose parameters are the store's memory, without a copy
 StoreCallback   publishes a Trainer's model to a store, and saves the run by a CheckpointManager

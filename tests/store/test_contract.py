@@ -45,6 +45,10 @@ SIGNATURES = {
     "Store.verify": "self, keys=None, *, progress=None",
     "Store.attach": "self, key, path, *, format=None, copy=False, expect_version=None, timeout=None",
     "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, version=None, progress=None",
+    "Store.export_hf": (
+        "self, key, path, *, config=None, max_shard_size='5GB', dtype=None, prefix='', link=False, version=None, "
+        "progress=None"
+    ),
     "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
     "Store.view": "self, key, *, device=None, version=None",

@@ -1,4 +1,4 @@
-"""Training by other frameworks: a run that is killed at any step, and goes on, has the weights of one that isn't killed.
+"""Training by other frameworks: a run that is killed, and goes on, has the weights of one that isn't killed.
 
 `make test-frameworks` has the frameworks in an environment of its own.
 """

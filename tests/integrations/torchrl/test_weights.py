@@ -23,7 +23,7 @@ from memstore.integrations.torchrl import MemstoreWeightSyncScheme
 
 
 class Policy(torch.nn.Module):
-    """Acts with the weights that it has, of which all elements are equal: an action is their largest one, a hundredth."""
+    """Acts with its weights, of which all elements are equal: an action is a hundredth of their largest one."""
 
     def __init__(self, number: float = 0.0) -> None:
         super().__init__()
