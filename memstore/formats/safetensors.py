@@ -281,8 +281,9 @@ def beside_weights(config: Any, dtype: torch.dtype | None) -> list[Beside]:
                 f"and not {config!r:.100}"
             )
         found = dict(config) if made is None else json.loads(made())
-        if made is not None and hasattr(config, "tie_word_embeddings"):  # of which it writes no default
-            found["tie_word_embeddings"] = bool(config.tie_word_embeddings)
+        ties: Any = getattr(config, "tie_word_embeddings", None)
+        if made is not None and ties is not None:  # of which it writes no default
+            found["tie_word_embeddings"] = bool(ties)
     if not isinstance(found, dict):
         damaged(where, "it is no JSON object")
     if dtype is not None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
@@ -18,9 +18,6 @@ from lightning.pytorch import Callback
 
 import memstore
 from memstore import PendingSnapshot, RNGState, Snapshot, StateDict
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 __all__ = ["SnapshotIO", "StoreCallback"]
 
@@ -151,20 +148,18 @@ class StoreCallback(Callback):
         self._published = 0  # the last step
         self._random: dict[str, Any] | None = None  # what a checkpoint has, until training begins
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step: int = trainer.global_step
         is_due = step != self._published and step % self._every == 0
         if is_due:
             self._published = step
             self._publish(pl_module)
 
-    def _publish(self, module: LightningModule) -> None:
+    def _publish(self, module: torch.nn.Module) -> None:
         if self._store is not None and self._key is not None:
             self._store.save_model(self._key, module, dtype=self._dtype)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         # Before Lightning makes the loader's iterator, which draws from it where rows are shuffled.
         random, self._random = self._random, None
         if random is not None:

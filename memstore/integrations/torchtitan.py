@@ -44,7 +44,7 @@ class CheckpointManager(torchtitan.CheckpointManager):
         self,
         state_dict: dict[str, Any],
         checkpoint_id: str,
-        async_mode: AsyncMode,
+        async_mode: Any,
         enable_garbage_collection: bool = False,
         to_hf: bool = False,
     ) -> Any:

@@ -6,20 +6,19 @@ StoreCallback   publishes a Trainer's model to a store, and saves the run by a C
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import random
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
+from transformers.trainer_callback import TrainerCallback
 
 import memstore
 from memstore import RNGState, StateDict
 from memstore.errors import StructureMismatchError
-
-if TYPE_CHECKING:
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 __all__ = ["StoreCallback", "from_store"]
 
@@ -68,7 +67,7 @@ def from_store(
         8
     """
     if isinstance(config, (str, os.PathLike)):
-        from transformers import AutoConfig
+        from transformers.models.auto.configuration_auto import AutoConfig
 
         config = AutoConfig.from_pretrained(os.fspath(config))
     target: Any = cls
@@ -140,12 +139,10 @@ class StoreCallback(TrainerCallback):
             raise ValueError(f"every is a number of steps, 1 or more, and not {every}")
         self._store, self._key, self._every, self._dtype, self._manager = store, key, every, dtype, manager
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._publish(kwargs["model"])
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step: int = state.global_step
         if step % self._every == 0:
             self._publish(kwargs["model"])
@@ -154,9 +151,7 @@ class StoreCallback(TrainerCallback):
             if self._manager.stopping:
                 control.should_training_stop = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._manager is not None:
             self._manager.wait()
 
@@ -164,7 +159,7 @@ class StoreCallback(TrainerCallback):
         if self._store is not None and self._key is not None:
             self._store.save_model(self._key, model, dtype=self._dtype)
 
-    def checkpoint(self, trainer: Trainer) -> str | None:
+    def checkpoint(self, trainer: Any) -> str | None:
         """Writes the newest step as one of Trainer's checkpoints: what `train(resume_from_checkpoint=)` takes.
 
         Returns:
@@ -188,11 +183,8 @@ class StoreCallback(TrainerCallback):
         return folder
 
 
-def _app_state(state: TrainerState, objects: dict[str, Any]) -> dict[str, Any]:
+def _app_state(state: Any, objects: dict[str, Any]) -> dict[str, Any]:
     """Returns what a step of a Trainer consists of."""
-    import dataclasses
-    import json
-
     told = json.dumps(dataclasses.asdict(state), sort_keys=True)
     return {
         "model": objects["model"],

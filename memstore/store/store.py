@@ -1118,7 +1118,7 @@ class Store(Keyspace):
         """
         with between_forks():
             from memstore.formats import check_export
-            from memstore.store.weights import export_hf
+            from memstore.store.named_weights import export_hf
 
         check_progress(progress)
         target, limit = check_export(f"{os.fspath(path)}/", "safetensors", max_shard_size)

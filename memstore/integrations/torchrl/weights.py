@@ -7,9 +7,9 @@ sent to a worker, so one that starts late or again takes the newest version by i
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from torchrl.weight_update import TransportBackend, WeightSyncScheme
+from torchrl.weight_update import WeightSyncScheme
 
 from memstore import Store
 from memstore.errors import KeyNotFoundError, StoreTimeoutError
@@ -100,7 +100,7 @@ class MemstoreWeightSyncScheme(WeightSyncScheme):
                     ) from None
 
     def _put(self, weights: Any) -> None:
-        found = self.prepare_weights(weights, self._model_id or "policy", self._strategy, self.context)
+        found = self.prepare_weights(weights, self.model_id or "policy", self.strategy, self.context)
         if found is None:
             found = self.weights
         self.version = self.store.put(self.key, getattr(found, "data", found))
@@ -149,10 +149,10 @@ class MemstoreWeightSyncScheme(WeightSyncScheme):
         weights = found.get()
         # A collector sends its workers a policy without memory: the first weights are mapped, later ones copied there.
         has_memory = not any(tensor.is_meta for tensor in self.model.parameters())
-        self._strategy.apply_weights(self.model, weights, inplace=has_memory)
+        self.strategy.apply_weights(self.model, weights, inplace=has_memory)
         self.version = found.version
         if hasattr(self.context, "update_policy_weights_"):  # of collectors below, and the version that is counted
-            self.context.update_policy_weights_(model_id=self._model_id or "policy", policy_or_weights=weights)
+            self.context.update_policy_weights_(model_id=self.model_id or "policy", policy_or_weights=weights)
         if self.worker_idx is not None:
             self.store.put(self._place_of(self.worker_idx), self.version)
         return weights
@@ -168,7 +168,7 @@ class MemstoreWeightSyncScheme(WeightSyncScheme):
 
     # --- both --------------------------------------------------------------------------------------------------------
 
-    def create_transport(self, **kwargs: Any) -> TransportBackend:
+    def create_transport(self, **kwargs: Any) -> NoReturn:
         raise NotImplementedError("the store is the transport")
 
     def _place_of(self, number: int) -> str:
