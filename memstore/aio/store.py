@@ -634,6 +634,7 @@ class AsyncStore(Awaits[Store]):
 
     attach = awaited(Store.attach)
     export = awaited(Store.export)
+    export_hf = awaited(Store.export_hf)
     gc = awaited(Store.gc)
     set_quota = awaited(Store.set_quota)
     quotas = awaited(Store.quotas)

@@ -73,6 +73,7 @@ from memstore.errors import (
     ReadOnlyError,
     UnsupportedValueError,
     VersionConflictError,
+    lacks_told,
 )
 from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree, opened
 from memstore.store.values import (
@@ -1103,6 +1104,83 @@ class Store(Keyspace):
             verify=self._verify,
             allow_pickle=self._allow_pickle,
         )
+
+    def export_hf(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        config: Any = None,
+        max_shard_size: int | str = "5GB",
+        dtype: torch.dtype | None = None,
+        prefix: str = "",
+        link: bool = False,
+        version: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes the weights of `key` to a folder that `from_pretrained` and other readers of Hugging Face's load.
+
+        Of what `save_model` has stored these are the module's tensors. The folder appears completely, or not at all.
+        Of an entry that was attached, the files themselves are copied if they have just these tensors: by the kernel,
+        and without a copy on btrfs and xfs, which let both files share their blocks.
+
+        Args:
+            path: a folder, which must be missing or empty.
+            config: what becomes `config.json`: a model's configuration, a dict, or the path of a `config.json`. Or a
+                folder that has one, such as that of the model before it was trained: what else lies there, such as a
+                tokenizer, is copied too, except for weights and folders.
+            max_shard_size: bytes, or text: larger models are written as several files with an index.
+            dtype: floating-point tensors are cast to it, and `config.json` says so.
+            prefix: removed from the front of the names; tensors without it are left out.
+            link: the files of an attached entry become hard links, if both are on one file system. Then nobody may
+                write to files in the folder: that would change the attached ones.
+            version: the version to be written, as in `get`; None: the current one.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
+            UnsupportedValueError: a leaf can't be written, which is named.
+            AlreadyExistsError: the folder isn't empty.
+            FileNotFoundError: there is no `config`, or it is a folder without a `config.json`.
+            StoreFullError, ResourceLimitError: there is no room. Nothing is left.
+            CorruptionError: an attached file isn't what it was, or `config` is no JSON.
+            ValueError: no name starts with `prefix`, or two tensors have one name when names are joined by dots.
+
+        Example:
+            >>> import memstore, os, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.save_model("policy", torch.nn.Linear(2, 1))
+            ...     store.export_hf("policy", store.root + "-policy", config={"model_type": "my-model"})
+            >>> sorted(os.listdir(store.root + "-policy"))
+            ['config.json', 'model.safetensors']
+        """
+        with between_forks():
+            from memstore.formats import check_export
+            from memstore.store.named_weights import export_hf
+
+        check_progress(progress)
+        target, limit = check_export(f"{os.fspath(path)}/", "safetensors", max_shard_size)
+        if dtype is not None:
+            structure.check_dtype(dtype)
+        link = flag("link", link)
+        root = self._opened()
+        held = self._held(root, key, version, lazily=True)
+        self._gets += 1
+        with lacks_told(target):
+            export_hf(
+                key,
+                held.record,
+                view(root, key, held, self._as_opened, "cpu"),
+                os.path.abspath(target),
+                config=config,
+                limit=limit,
+                dtype=dtype,
+                prefix=prefix,
+                link=link,
+                progress=progress,
+                durable=root.settings.durable,
+            )
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

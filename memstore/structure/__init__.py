@@ -31,6 +31,7 @@ from memstore.structure.flattening import (
     FlatValue,
     HeldLeaf,
     HeldValue,
+    check_dtype,
     contents,
     describe_external_tree,
     describe_external_value,
@@ -147,6 +148,7 @@ _register_transport()
 __all__ = [
     "DeltaLeaves",
     "compare",
+    "check_dtype",
     "ByteRange",
     "CopyPlan",
     "DTYPES",

@@ -45,6 +45,7 @@ def public_doors() -> dict[str, Module]:
     """The modules whose names users may use: their `__all__`, or, without one, all that they define."""
     paths = [PACKAGE / "__init__.py", *(PACKAGE / room / "__init__.py" for room in ROOMS)]
     paths += (PACKAGE / "integrations").glob("*/__init__.py")
+    paths += (PACKAGE / "integrations").glob("[!_]*.py")
     names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)
     return {name.removesuffix(".__init__"): Module(name, path) for name, path in zip(names, paths, strict=True)}
 

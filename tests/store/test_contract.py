@@ -12,7 +12,8 @@ from memstore import errors
 SIGNATURES = {
     "open": (
         "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, spill=None, "
-        "verify=False, allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, secret=None"
+        "verify=False, allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, "
+        "secret=None"
     ),
     "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
     "Store.put": (
@@ -48,6 +49,10 @@ SIGNATURES = {
     "Store.verify": "self, keys=None, *, progress=None",
     "Store.attach": "self, key, path, *, format=None, copy=False, expect_version=None, timeout=None",
     "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, version=None, progress=None",
+    "Store.export_hf": (
+        "self, key, path, *, config=None, max_shard_size='5GB', dtype=None, prefix='', link=False, version=None, "
+        "progress=None"
+    ),
     "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
     "Store.view": "self, key, *, device=None, version=None, as_type=None",
