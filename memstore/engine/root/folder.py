@@ -482,6 +482,7 @@ _LEFT_BY_SERVING = {
     AGENT_LOCK,
     AGENT_LOG,
     "cluster",
+    "relays",
     "secret",
     "transport",
 }  # what serving a store leaves in its folder
