@@ -8,7 +8,8 @@ arrived.
 
 - **A reader whose parent is of no use** (it can't be reached, makes no progress, hasn't the bytes any more, or sends
   wrong ones) tells the origin. The parent gets no further children, until it asks for bytes again itself, and its place
-  at its own parent is free. The reader gets another parent, or the bytes.
+  at its own parent is free. The reader gets the next host on the way to the origin, each of which takes `SPARE` readers
+  more than others do; else another parent, or the bytes.
 - **No host waits for itself**: each has a *depth*, by which it is named to its parent, and only waits for hosts of a
   lesser one. The depth of a host that others were sent to stays what it is. A relay compares depths all the time, since
   an origin that was started again makes new trees, and some readers still have parents of the old ones.
@@ -27,6 +28,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 CHILDREN = 2  # of a host, and of the origin
+SPARE = 1  # children in addition, of those whose parents were lost
 MOST_LOST = 3  # parents of one reader
 MOST_TREES = 256  # of an origin, the last that were asked for
 MOST_HOSTS = 1 << 14  # of a tree: it begins anew then
@@ -80,7 +82,7 @@ class Tree:
                 host.lost += 1
                 self._give_up(lost)
             if host.parent is not None and self._is_lost(host.parent):
-                self._attach(reader, host, lost)
+                self._attach(reader, host, host.parent)
         if host.children < CHILDREN:
             self._open[reader] = None
         return host.parent, host.depth
@@ -97,6 +99,14 @@ class Tree:
     def _choose(self, reader: bytes, host: _Host, lost: bytes | None) -> bytes | None:
         if self._own < CHILDREN or host.lost >= MOST_LOST:
             return None
+        if lost is not None:
+            above: bytes | None = lost
+            while above is not None and (found := self._hosts.get(above)) is not None:
+                if not found.is_lost and found.children < CHILDREN + SPARE and above not in (reader, lost):
+                    return above
+                above = found.parent
+            if self._own < CHILDREN + SPARE:
+                return None
         for other in self._open:
             is_higher = not host.children or self._hosts[other].depth < host.depth
             if other not in (reader, lost) and is_higher:
