@@ -140,7 +140,7 @@ def fetch_copy(
         return record.checksums
 
     is_small = end <= _AT_ONCE
-    with passed_on(root, key, place, record.nbytes) as filling:
+    with passed_on(root, key, place, one_range(start, end)) as filling:
         try:
             # 1. Ask for the data, and over another stream for the header; little data comes with it.
             if not is_small:
@@ -382,7 +382,7 @@ class PartCopies:
                 if part.missing(pages):
                     locks.enter_context(one_fetcher(self._root, part.name, self._what, deadline))
                 if missing := part.missing(pages):
-                    filling = locks.enter_context(part.passed_on(missing.nbytes))
+                    filling = locks.enter_context(part.passed_on(missing))
                     hosts.setdefault(part.host, []).append(SegmentRanges(part.extent, missing, part.address, filling))
                     missed.append((part, missing))
                 found.append(Ranges(pages.starts + part.extent.base, pages.stops + part.extent.base))
@@ -461,8 +461,8 @@ class _Part:
         numbers = np.concatenate(absent)
         return merged(numbers * PAGE, (numbers + 1) * PAGE).cut(self.extent.start, self.extent.size)
 
-    def passed_on(self, nbytes: int) -> contextlib.AbstractContextManager[Filling | None]:
-        return passed_on(self._root, self._key, self._place, nbytes)
+    def passed_on(self, wanted: Ranges) -> contextlib.AbstractContextManager[Filling | None]:
+        return passed_on(self._root, self._key, self._place, wanted)
 
     def mark(self, pages: Ranges) -> None:
         fence()  # who sees a mark sees the bytes

@@ -232,7 +232,7 @@ class Streams:
 # The answer is received where the bytes are to lie.
 
 _LONGEST = 1e6  # seconds
-_PIECE = 4 << 20  # bytes, after which others may have what has come
+_PIECE = 2 << 20  # bytes, after which others may have what has come
 _SIGN_EVERY = 0.25  # seconds, while nothing comes
 
 
@@ -347,8 +347,11 @@ def ask(
     stream.send(framed(request))
 
 
-def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> bool:
+def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float, way: Way | None = None) -> bool:
     """Receives what was asked for. False: one of the segments holds another put.
+
+    Args:
+        way: hears what arrives; None: a new one, where there is a copy that is passed on.
 
     Raises:
         CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
@@ -367,19 +370,16 @@ def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> 
     if nbytes != sum(part.ranges.nbytes for part in parts):
         raise BrokenStreamError(f"an answer of {nbytes:,} bytes")
     for part in parts:
-        way = None if part.filling is None else part.filling.begin(part.ranges, 1)
+        if way is not None:
+            way.change_depth(1)
+        elif part.filling is not None:
+            way = part.filling.begin(part.ranges, 1)
         if way is None:
             _fill_pieces(stream, part.pieces, deadline)
-            continue
-        stream.set_patience(min(deadline - time.monotonic(), _SIGN_EVERY))
-        left, there = part.pieces, 0
-        while len(left.sizes):
-            piece, left = left.split(_PIECE)
-            _fill_pieces(stream, piece, deadline, way)
-            there += int(piece.sizes.sum())
-            way.reach(there)
-        way.end()
-        stream.set_patience(deadline - time.monotonic())
+        else:  # it is the only part
+            stream.set_patience(min(deadline - time.monotonic(), _SIGN_EVERY))
+            _fill_pieces(stream, part.pieces, deadline, way.receive)
+            stream.set_patience(deadline - time.monotonic())
     return receive_bytes(stream, 1) == WHOLE
 
 
@@ -390,14 +390,15 @@ def _referral(text: bytes) -> Referral:
         raise BrokenStreamError(f"a referral that can't be read: {error}") from None
 
 
-def _fill_pieces(stream: Stream, pieces: Pieces, deadline: float, way: Way | None = None) -> None:
+def _fill_pieces(stream: Stream, pieces: Pieces, deadline: float, heard: Callable[[int], None] | None = None) -> None:
+    """Receives pieces, in order. Arguments as of `_fill`."""
     for group, is_packed in pieces.groups():
         if is_packed:
             buffer = bytearray(int(group.sizes.sum()))
-            _fill(stream, [memoryview(buffer)], deadline, way)
+            _fill(stream, [memoryview(buffer)], deadline, heard)
             group.scatter(buffer)
         else:
-            _fill(stream, group.parts(), deadline, way)
+            _fill(stream, group.parts(), deadline, heard)
 
 
 class _RelayedPieces:
@@ -417,7 +418,7 @@ class _RelayedPieces:
                     way.filling.give_sign()
                 continue
             now, wanted = wanted.split(self._left)
-            _fill_pieces(self.stream, now, deadline)
+            _fill_pieces(self.stream, now, deadline, lambda got: _note_sign(way, got))
             self._left -= int(now.sizes.sum())
 
     def is_ended(self) -> bool:
@@ -425,6 +426,14 @@ class _RelayedPieces:
         with contextlib.suppress(OSError, BrokenStreamError):
             return not self._left and receive_bytes(self.stream, LENGTH.size) == LENGTH.pack(ENDED)
         return False
+
+
+def _note_sign(way: Way | None, got: int) -> None:
+    """Raises TimeoutError where the relay is silent."""
+    if not got:
+        raise TimeoutError(f"nothing has come for {_STALLED:g} s")
+    if way is not None:
+        way.filling.give_sign()
 
 
 def ask_to_pin(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
@@ -482,28 +491,37 @@ def receive_bytes(stream: Stream, size: int) -> bytes:
     return data
 
 
-def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float, way: Way | None = None) -> None:
+def _fill(
+    stream: Stream, parts: Sequence[memoryview], deadline: float, heard: Callable[[int], None] | None = None
+) -> None:
     """Receives into all of the parts, in order.
 
     Args:
-        way: hears that this process waits, where the stream has less patience than there is time.
+        heard: called for each few bytes that have come, with their number, and with 0 where none has come within the
+            stream's patience. None: that is an error.
     """
     if len(parts) > 1:
-        parts = skip(parts, stream.socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0])
+        got = stream.socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
+        parts = skip(parts, got)
+        if heard is not None:
+            heard(got)
     for part in parts:
         while len(part):
             if time.monotonic() > deadline:
                 raise TimeoutError("it takes longer than the timeout")
+            most = len(part) if heard is None else min(len(part), _PIECE)
             try:
-                got = stream.socket.recv_into(part, len(part), socket.MSG_WAITALL)  # or what came within the patience
+                got = stream.socket.recv_into(part, most, socket.MSG_WAITALL)  # or what came within the patience
             except BlockingIOError:
-                if way is None:
+                if heard is None:
                     raise
-                way.filling.give_sign()
+                heard(0)
                 continue
             if not got:
                 raise BrokenStreamError("an answer that ends in the middle")
             part = part[got:]
+            if heard is not None:
+                heard(got)
 
 
 # --- A transfer ------------------------------------------------------------------------------------------------------
@@ -698,8 +716,10 @@ class _Transfer:
         Args:
             stream: to the origin, on which checksums of the part follow.
         """
+        assert part.filling is not None, "it was referred"
+        way = part.filling.begin(part.ranges, referral.depth)
         while True:
-            there = self._read_over_relay(stream, part, referral)
+            there = self._read_over_relay(stream, part, referral, way)
             part = part.split(there)[1]
             if not part.ranges:
                 return True
@@ -707,19 +727,18 @@ class _Transfer:
                 raise BrokenStreamError("it was given up")
             ask(stream, [part], self._deadline, lost=referral.parent)
             try:
-                return receive(stream, [part], self._deadline)
+                return receive(stream, [part], self._deadline, way)
             except ReferredError as found:
                 referral = found.referral
+            if way is not None:
+                way.change_depth(referral.depth)
 
-    def _read_over_relay(self, origin: Stream, part: SegmentRanges, referral: Referral) -> int:
+    def _read_over_relay(self, origin: Stream, part: SegmentRanges, referral: Referral, way: Way | None) -> int:
         """Receives a part from one host. Returns how many of its bytes are there, as the origin's checksums say.
 
         Raises OSError, BrokenStreamError: of the origin's stream.
         """
-        filling = part.filling
-        assert filling is not None, "it was referred"
-        way, there = filling.begin(part.ranges, referral.depth), 0
-        left, sums = part.pieces, count_of(part.ranges.nbytes)
+        there, left, sums = 0, part.pieces, count_of(part.ranges.nbytes)
         pieces: _RelayedPieces | None = None
         why = ""
         try:
@@ -735,12 +754,11 @@ class _Transfer:
                 if not is_sound(chunk, receive_bytes(origin, DIGEST)):
                     why = "it has sent others"
                     break
-                there += int(chunk.sizes.sum())
+                nbytes = int(chunk.sizes.sum())
+                there += nbytes
                 if way is not None:
-                    way.reach(there)
+                    way.receive(nbytes)
         finally:
-            if way is not None:
-                way.end()
             if pieces is not None:
                 self._leave(pieces.stream, is_usable=not why and not sums and pieces.is_ended())
         receive_bytes(origin, sums * DIGEST)

@@ -25,18 +25,19 @@ from memstore.engine import LockFile, Mapping, Root, create_file, fence, map_fil
 #
 # A slot has numbers of 64 bits: two for the name of what is filled, which are written last; the segment that is filled,
 # and its size; by how much the data lies elsewhere there than in the other host's segment; until when the process is
-# known to live (monotonic ns); and of each stream, where its range begins, how far it has come, where it ends, and the
-# depth by which this host waits for it.
+# known to live (monotonic ns); where all that is fetched begins and ends; and of each stream, where its range begins,
+# how far it has come, where it ends, and the depth by which this host waits for it.
 
 FILE = "relays"
 PART_COPY_MARK = b"\xc1copy"  # the description of a part's copy: no msgpack starts so
 SLOTS, _WORDS = 64, 32
 _SIZE = SLOTS * _WORDS * 8
-_SEGMENT, _BYTES, _SHIFT, _ALIVE, _WAYS, _OF_WAY = 2, 3, 4, 5, 8, 4
+_SEGMENT, _BYTES, _SHIFT, _ALIVE, _WHOLE, _WAYS, _OF_WAY = 2, 3, 4, 5, 6, 8, 4
 MOST_WAYS = 6  # streams of one filling that are told of
 LEAST = 2 << 20  # bytes: less comes from where it was put; the file of less isn't mapped while it is filled
-_ALIVE_FOR = 1.0  # seconds after its last sign
-_BYTES_A_SECOND = 1e9  # in which a large file has its room allocated: it gives no sign meanwhile
+_ALIVE_FOR = 2.0  # seconds after its last sign
+_PREPARES_FOR = 10.0  # seconds for a process to begin
+_BYTES_A_SECOND = 1e9  # of a file whose room is allocated before that
 
 _Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
@@ -58,12 +59,13 @@ class Filling:
         key: of the copy.
     """
 
-    def __init__(self, reader: bytes, key: bytes, words: _Words, mapping: Mapping, nbytes: int) -> None:
+    def __init__(self, reader: bytes, key: bytes, words: _Words, mapping: Mapping, wanted: Ranges) -> None:
         self.reader, self.key = reader, key
         self._words, self._mapping = words, mapping
-        self._lock, self._ways = threading.Lock(), 0
+        self._lock, self._ways = threading.Lock(), list[tuple[int, int]]()
         self._words[:] = 0
-        self._words[_ALIVE] = time.monotonic_ns() + int((_ALIVE_FOR + nbytes / _BYTES_A_SECOND) * 1e9)
+        self._words[_ALIVE] = time.monotonic_ns() + int((_PREPARES_FOR + wanted.nbytes / _BYTES_A_SECOND) * 1e9)
+        self._words[_WHOLE : _WHOLE + 2] = int(wanted.starts[0]), int(wanted.stops[-1])
 
     def name(self, place: Place) -> None:
         fence()
@@ -87,19 +89,22 @@ class Filling:
         Args:
             depth: of this host, as it waits for these bytes: see `rules/relays.py`.
         """
-        if len(ranges.starts) != 1:
-            return None
+        first, end = way = int(ranges.starts[0]), int(ranges.stops[-1])
         with self._lock:
-            if self._ways == MOST_WAYS:
+            is_new = way not in self._ways  # else it is received once more, over another stream
+            if is_new and len(self._ways) == MOST_WAYS:
                 return None
-            at = _WAYS + _OF_WAY * self._ways
-            self._ways += 1
-        first, end = int(ranges.starts[0]), int(ranges.stops[0])
-        self._words[at : at + _OF_WAY] = first, first, 0, depth
-        fence()
-        self._words[at + 2] = end
+            if is_new:
+                self._ways.append(way)
+            at = _WAYS + _OF_WAY * self._ways.index(way)
+        words = self._words[at : at + _OF_WAY]
+        words[3] = depth
+        if is_new:
+            words[:2] = first
+            fence()
+            words[2] = end
         self.give_sign()
-        return Way(self, self._words[at : at + _OF_WAY], first)
+        return Way(self, words, first, is_one=len(ranges.starts) == 1)
 
     def give_sign(self) -> None:
         self._words[_ALIVE] = time.monotonic_ns() + int(_ALIVE_FOR * 1e9)
@@ -109,26 +114,35 @@ class Filling:
 
 
 class Way:
-    """The range that one stream fills, from its first byte on."""
+    """The range that one stream fills, from its first byte on. Of several ranges it isn't told how far they are."""
 
-    def __init__(self, filling: Filling, words: _Words, first: int) -> None:
-        self.filling, self._words, self._first = filling, words, first
+    def __init__(self, filling: Filling, words: _Words, first: int, *, is_one: bool) -> None:
+        self.filling, self._words, self._first, self._is_one = filling, words, first, is_one
+        self._there = 0
 
-    def reach(self, nbytes: int) -> None:
-        """Says that so many bytes of the range are there."""
-        fence()
-        self._words[1] = self._first + nbytes
+    def receive(self, nbytes: int) -> None:
+        """Says that the next bytes are there; 0: that this process waits for them."""
+        self._there += nbytes
+        if self._is_one:
+            fence()
+            self._words[1] = max(int(self._words[1]), self._first + self._there)
         self.filling.give_sign()
 
-    def end(self) -> None:
-        """Says that nothing more comes this way."""
-        self._words[2] = self._words[1]
+    def change_depth(self, depth: int) -> None:
+        """Says by which depth this host waits for the rest."""
+        self._words[3] = depth
 
 
 @contextlib.contextmanager
-def passed_on(root: Root, key: bytes, place: Place, nbytes: int) -> Generator[Filling | None]:
-    """Fills a copy that is passed on meanwhile. None: nobody is told of it, since it is small, or there is no slot."""
-    if nbytes < LEAST:
+def passed_on(root: Root, key: bytes, place: Place, wanted: Ranges) -> Generator[Filling | None]:
+    """Fills a copy that is passed on meanwhile. None: nobody is told of it, since it is small, or there is no slot.
+
+    Args:
+        key: of the copy.
+        place: of the segment that it is a copy of.
+        wanted: what is fetched of that segment.
+    """
+    if wanted.nbytes < LEAST:
         yield None
         return
     try:
@@ -149,7 +163,7 @@ def passed_on(root: Root, key: bytes, place: Place, nbytes: int) -> Generator[Fi
             yield None
             return
         mapping, words = _map_slots(file)
-        filling = Filling(root.member_id(), key, words[slot], mapping, nbytes)
+        filling = Filling(root.member_id(), key, words[slot], mapping, wanted)
         filling.name(place)
         try:
             yield filling
@@ -198,6 +212,7 @@ class SlotRead:
         self.segment, self.size = found[_SEGMENT], found[_BYTES]
         self.shift = found[_SHIFT] - (1 << 64 if found[_SHIFT] >> 63 else 0)
         self.is_alive = time.monotonic_ns() < found[_ALIVE]
+        self._first, self._end = found[_WHOLE : _WHOLE + 2]
         ways = found[_WAYS : _WAYS + _OF_WAY * MOST_WAYS]
         self._ways = [way for way in zip(*(ways[at::_OF_WAY] for at in range(_OF_WAY)), strict=True) if way[2]]
 
@@ -207,9 +222,10 @@ class SlotRead:
 
     def is_coming(self, first: int, depth: int) -> bool:
         """Whether this byte is under way, and a host of that depth may wait for it."""
-        if not self.is_alive:
+        if not self.is_alive or not self._first <= first < self._end:
             return False
-        return not self._ways or any(start <= first < end and own < depth for start, _, end, own in self._ways)
+        depths = [own for start, _, end, own in self._ways if start <= first < end]
+        return not depths or min(depths) < depth  # else its stream hasn't begun
 
 
 # --- Whom the readers are sent to ------------------------------------------------------------------------------------

@@ -207,9 +207,10 @@ def test_a_relay_that_is_stopped_in_the_middle_is_gone_round(five: Cluster) -> N
     (place,), stopped = places_of(record), root_of(five.readers[0].store)
     begun(five, "key")
     five.readers[0].store.gc()
-    with passed_on(stopped, b"key", place, SIZE) as filling:
+    wanted = one_range(record.start, record.start + SIZE)
+    with passed_on(stopped, b"key", place, wanted) as filling:
         assert filling is not None
-        filling.begin(one_range(record.start, record.start + SIZE), 1)
+        filling.begin(wanted, 1)
         for reader in five.readers[2:]:
             assert torch.equal(five.get("key", reader), VALUE)
     assert sent(five.readers[0].served) < 0.1
@@ -221,7 +222,7 @@ def test_a_filling_that_was_killed_leaves_its_slot_free(five: Cluster) -> None:
     slots = Slots(root)
 
     def fill(wire: Wire) -> None:
-        with passed_on(root, b"key", place, SIZE):
+        with passed_on(root, b"key", place, one_range(4096, 4096 + SIZE)):
             wire.send(None)
             wire.receive()
 
