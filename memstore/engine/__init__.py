@@ -37,6 +37,7 @@ from memstore.engine.files.mapping import (
 from memstore.engine.files.segments import (
     ClaimedFile,
     SealedSegment,
+    SegmentWriter,
     WritableMemory,
     fits,
     open_stored,
@@ -300,6 +301,7 @@ __all__ = [
     "SPARE_AT",
     "SealedSegment",
     "SegmentExtent",
+    "SegmentWriter",
     "SegmentRow",
     "SharedMemory",
     "Span",

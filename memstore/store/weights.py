@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from memstore._wording import an_instance
-from memstore.engine import deadline_after
+from memstore.engine import HeldVersion, deadline_after
 from memstore.listing import check_store
 from memstore.store.named_weights import named_weights
 from memstore.store.store import Store
+from memstore.store.values import Ref
 from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
 
@@ -33,9 +34,10 @@ def iter_weights(
     Those of an optimizer are left out, unless `prefix` is "optimizer.".
 
     Inference engines take their weights in this form (`model.load_weights(iter_weights(store, "policy"))`). The tensors
-    are on the CPU, in shared memory, from whatever device they were put. Nothing is read before it is used, and a
-    loader that copies them one after the other into its parameters never has a second copy of all of them on its
-    device. A tensor that ranks have put in parts is assembled in new memory when it is its turn, only one at a time.
+    are on the CPU, in shared memory, from whatever device they were put. Nothing is read before it is used; but of a
+    value on another host all comes at once if most of it is wanted, once for all processes of this host. A loader
+    that copies them one after the other into its parameters never has a second copy of all of them on its device. A
+    tensor that ranks have put in parts is assembled in new memory when it is its turn, only one at a time.
 
     Args:
         store: the store.
@@ -77,11 +79,28 @@ def iter_weights(
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
-    for name, leaf in named_weights(key, store.view(key, device="cpu"), prefix, names).items():
+    found = named_weights(key, store.view(key, device="cpu"), prefix, names)
+    held = _brought(found.values())
+    if held is not None:
+        found = named_weights(key, Ref(held).view(device="cpu"), prefix, names)
+    for name, leaf in found.items():
         tensor = loaded.get(id(leaf), leaf)
         if tensor is leaf and isinstance(leaf, StoredTensor):
             tensor = loaded[id(leaf)] = load_leaf(leaf)
         yield name, tensor
+
+
+def _brought(chosen: Iterable[torch.Tensor]) -> HeldVersion | None:
+    """Brings a value of other hosts at once, if most of it is wanted: a host keeps it, and passes it on.
+
+    Returns as `Source.bring_whole`.
+    """
+    leaves = {id(leaf): leaf for leaf in chosen if isinstance(leaf, StoredTensor)}
+    if not leaves:
+        return None
+    source = next(iter(leaves.values())).stored.source
+    wanted = sum(leaf.nbytes for leaf in leaves.values())
+    return source.bring_whole() if 2 * wanted >= source.memory.nbytes else None
 
 
 def _of_mapping(names: object) -> str:

@@ -396,6 +396,11 @@ class SegmentWriter:
         """Whether another put may fill the file, if this one isn't published."""
         return self.is_whole
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether what is filled is in the file at once, and not assembled in memory."""
+        return self._mapping is not None
+
     def allocate(self, header: Header, nbytes: int, guard: Guard, *, on_tmpfs: bool) -> None:
         """Makes room for the header and `nbytes` of data.
 

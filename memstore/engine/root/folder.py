@@ -506,6 +506,7 @@ _LEFT_BY_SERVING = {
     AGENT_LOCK,
     AGENT_LOG,
     "cluster",
+    "relays",
     "secret",
     "transport",
 }  # what serving a store leaves in its folder
