@@ -107,6 +107,29 @@ def _cells(leaf: LeafInfo) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class FollowerStatus:
+    """A look at a follower, and at the key that it follows.
+
+    Attributes:
+        version: that the module has; 0: none was loaded yet.
+        newest: the version of the key in the store; None: there is no such key now, or no store.
+        behind: how many versions the module is behind.
+        lag: seconds since the newest version was put, if the module doesn't have it; else 0.0.
+        loads: how many versions were loaded.
+        copied: seconds that the last copy took, for which requests waited unless there is a spare module.
+        error: why the newest version was not loaded; None: the last load went well.
+    """
+
+    version: int
+    newest: int | None
+    behind: int
+    lag: float
+    loads: int
+    copied: float
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """The sizes of a store, in bytes, and how much this Store object did.
 

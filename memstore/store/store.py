@@ -108,7 +108,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from memstore.datasets import Dataset, Spec
-    from memstore.store.models import ModelLoad
+    from memstore.store.models import ModelLoad, PreparedLoad
     from memstore.store.sharded import PendingPut
     from memstore.store.values import GetOptions
 
@@ -1336,3 +1336,22 @@ def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> Mo
     load = ModelLoad(root, key, store._as_opened, meet(process_group, "load", key, root), timeout)
     store._gets += 1
     return load
+
+
+def begin_follow(
+    store: Store, key: str, model: torch.nn.Module, *, strict: bool, cast: bool, timeout: float
+) -> PreparedLoad:
+    """Takes all steps of a `load_model` of this process alone, up to the copy. Errors as `load_model`."""
+    with between_forks():
+        from memstore.store.models import Target, prepare_load
+
+    root = opened(store, timeout)
+    target = Target(model, None, strict, cast, False)
+    load = prepare_load(root, key, store._as_opened, target, deadline_after(timeout))
+    store._gets += 1
+    return load
+
+
+def timeout_of(store: Store) -> float:
+    """Returns the seconds that the store's calls take at most which aren't told otherwise."""
+    return store._timeout
