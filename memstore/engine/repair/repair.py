@@ -14,7 +14,7 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
 
 The new catalog has rows in the tables entries, history, quotas, spilled, segments and counters, and in those of a store
 that was served (`KeptMembership`): nothing is being filled, kept for reuse, leased or pinned any more, and no attempt
-waits for parts. Tables of later versions are dropped on purpose, since nobody here can tell whether their rows are right.
+waits for parts. Tables of later versions are dropped on purpose: nobody here can tell whether their rows are right.
 Segments that only those name are files without an entry.
 
 Versions and numbers go on 2**32 above all that was seen.
