@@ -73,8 +73,9 @@ def entries_after(
     """Returns up to `limit` entries as `entries` does, beyond the key `after`, each with its record."""
     within = timeout_of(store) if timeout is None else timeout
     beyond = None if after is None else after.encode()
-    found = index.records_after(opened(store), encode_prefix(prefix), beyond, limit, within)
-    return [(_listed(key, record), record) for key, record in found]
+    root = opened(store)
+    found = index.records_after(root, encode_prefix(prefix), beyond, limit, within)
+    return [(_listed(key, record, root), record) for key, record in found]
 
 
 def version_entries(store: Keyspace, key: str) -> list[ListedEntry]:
