@@ -4,7 +4,8 @@ Its steps are those of `put.py` (claim, fill, commit, abandon), `sweep.py`, `get
 and `reuse.py` (leases), and are named after the functions there. What the kernel does for a process that dies is done:
 its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
 
-    PUT     _claim_locked | Reuse._choose: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
+    PUT     _claim_locked | Reuse._choose: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill |
+            seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
                              ReplacedFile.keep: lock, vacate, or commit; mark_retired, ring
             claim, next time | take_kept_file
