@@ -315,6 +315,18 @@ def link(source: str, target: str, dir_fd: int | None = None, source_fd: int | N
     os.link(source, target, src_dir_fd=folder, dst_dir_fd=dir_fd, follow_symlinks=False)
 
 
+def copy_range(source: int, target: int, count: int, offset: int) -> int:
+    """Copies bytes of a file to the same offset of another one, and returns how many. Where it can, it shares them."""
+    try:
+        return os.copy_file_range(source, target, min(count, 1 << 28), offset, offset)
+    except OSError as error:  # between file systems, or not one of this kind
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    data = os.pread(source, min(count, 1 << 22), offset)
+    write_at(target, data, offset)
+    return len(data)
+
+
 def replace(source: str, target: str, dir_fd: int | None = None) -> None:
     """Renames a file over another one. With `dir_fd`, both are names in that folder."""
     os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -531,6 +543,14 @@ def buffer_address(buffer: bytearray | mmap.mmap | memoryview) -> int:
 def memory_at(address: int, size: int) -> memoryview:
     """Returns mapped bytes, which can be used as long as they are mapped."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+_compare = _bind(releasing_gil, "memcmp", Int, Pointer, Pointer, Size)
+
+
+def same_bytes(one: int, other: int, size: int) -> bool:
+    """Returns whether so many bytes at two addresses are the same. Other threads run meanwhile."""
+    return not _compare(one, other, size)
 
 
 def words(address: int, count: int) -> Any:

@@ -21,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from memstore import structure
+from memstore._telling import tell
 from memstore._threads import ABANDONED, AbandonedError, is_abandoned
 from memstore._wording import count_of
 from memstore.datasets import arrays_over
@@ -384,7 +385,7 @@ class BufferWait:
             NotAStoreError: the store was removed meanwhile.
             AbandonedError: whoever awaited the call was cancelled. `look` isn't called any more.
         """
-        ring, deadline = self._ring, self._deadline
+        ring, deadline, began = self._ring, self._deadline, 0.0
         root, page = ring.entry.root, ring.page
         while True:
             now = time.monotonic()
@@ -397,11 +398,14 @@ class BufferWait:
                     raise
             found = ring.run(self._look, deadline, look, arguments, is_last := now >= deadline)
             if found is not None:
+                if began:
+                    tell("replay wait", root.path, (ring.key,), 0, began)
                 return found
             if self._seen is None:
                 raise AbandonedError("whoever awaited this was cancelled")
             if is_last:
                 raise StoreTimeoutError(f"{ring.key!r}: {self._reason() or self._wants(self._rows)}", key=ring.key)
+            began = began or time.perf_counter()
             page.sleep(self._seen, deadline)
 
     def _look(self, look: Callable[..., T | None], arguments: tuple[Any, ...], is_last: bool) -> T | None:

@@ -23,6 +23,7 @@ from tensordict import TensorDict, is_tensor_collection
 
 from memstore._arguments import flag
 from memstore._compat import new_tensordict
+from memstore._telling import tell
 from memstore._threads import ABANDONED, check_abandoned, is_abandoned
 from memstore._wording import an_instance
 from memstore.datasets import NoLeafError
@@ -65,8 +66,9 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
     wrong = copy_picked(ring, picked, targets) if LOADS_IN_ORDER else np.arange(rows)
     # 4. Replace them by others, which are picked, copied and checked likewise. After some rounds that is done under the
     #    mutex, where nothing can be claimed: so a sample always makes progress.
-    rounds = 0
+    rounds, began, retried = 0, 0.0, len(wrong) if LOADS_IN_ORDER else 0
     while len(wrong):
+        began = began or time.perf_counter()
         if picker.together > 1:  # all rows of a slice, if one of them is wrong
             wrong = (
                 np.unique(wrong // picker.together)[:, None] * picker.together + np.arange(picker.together)
@@ -83,6 +85,8 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
         if left is None:
             left = _replace(ring, picked, wrong, targets, wait_for_rows(ring, picker, len(wrong), deadline))
         wrong = left
+    if retried:
+        tell("replay retry", ring.entry.root.path, (ring.key,), 0, began, retried)
     return picked
 
 

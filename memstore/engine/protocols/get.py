@@ -182,6 +182,7 @@ def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
         except CorruptionError as error:
             return error
     root.check_missing()
+    root.storage.check_spill()
     name, files = key.decode(), files_of(root, record)
     for _, path, extent in root.storage.placed(record):
         with contextlib.suppress(OSError):

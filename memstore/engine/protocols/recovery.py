@@ -189,8 +189,10 @@ def _mark(root: Root, segment: int, state: int) -> None:
 def _open_to_mark(root: Root, segment: int) -> OwnedFile | None:
     try:
         return OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+    except FileNotFoundError:  # or it was moved
+        return root.storage.open_spilled(segment)
     except OSError as error:
-        # missing; or another user's, killed before it got the store's group; or planted: not ours to mark
+        # another user's, killed before it got the store's group; or planted: not ours to mark
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
             raise
         return None

@@ -37,7 +37,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from memstore.engine import syscalls
+from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent, SegmentRow
@@ -114,9 +117,26 @@ def retire_live(transaction: Transaction, counters: Counters, segment: int) -> N
     """Retires the segment of a version that nothing names any more."""
     row = transaction.segment(segment)
     if row is not None and row.state == LIVE:
-        counters.live -= row.nbytes
-        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-        retire(transaction, counters, segment, row.nbytes)
+        retire_row(transaction, counters, segment, row)
+
+
+def retire_row(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
+    """Retires a live segment, unless other versions name it too.
+
+    One that was moved is never used again: it is held at once, for a sweep to remove.
+    """
+    if row.shared:
+        transaction.put_segment(segment, msgspec.structs.replace(row, shared=row.shared - 1))
+        return
+    size = row.nbytes or tables.spilled_size(transaction, segment) or 0
+    counters.live -= row.nbytes
+    transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, size))
+    if row.nbytes:
+        retire(transaction, counters, segment, size)
+        return
+    counters.sequence += 1
+    counters.held += size
+    transaction.put_number("held", counters.sequence, segment)
 
 
 def begin_filling(
@@ -175,6 +195,8 @@ class ReplacedFile:
         """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
         root, size = self._root, row.nbytes
         self._row = None
+        if row.shared:
+            return False
         if size >= syscalls.HUGE_PAGE or size < max(self._need, self._before):
             return False
         if size > largest_for(min(self._need, self._before)):

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from memstore._telling import tell
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
@@ -32,6 +33,7 @@ from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.history import end_dead_pins
 from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
 from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
+from memstore.engine.protocols.spill import clear_away, remove_moved
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
 from memstore.engine.sync.primitives import boot_clock
@@ -75,6 +77,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
         drop_copies(root, deadline)
     end_expired(root, deadline)
     end_dead_pins(root, deadline)
+    clear_away(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.sweeps.looked_for_dead, root.sweeps.last_filling = 0.0, 0
@@ -103,6 +106,7 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
             close_unlinked(unlinked)
     if freed:
         took = (time.perf_counter() - began) * 1e3
+        tell("sweep", root.path, (), freed, began)
         log.debug("%s: swept %d bytes of files that nobody holds, %.3f ms", root.path, freed, took)
     return freed
 
@@ -259,6 +263,8 @@ def _unlink(
         if row.state != state:  # a damaged table names the file, which may be live: it is not touched
             return True
         if is_leased(transaction, segment, now):
+            return False
+        if tables.spilled_size(transaction, segment) is not None and not remove_moved(root, transaction, segment):
             return False
         try:
             file = root.storage.claim(segment)
