@@ -39,6 +39,7 @@ from memstore.distributed.transfers.messages import (
     Bring,
     Fetch,
     FetchCopy,
+    Numbers,
     Pieces,
     PinSegments,
     Ranges,
@@ -288,7 +289,7 @@ class _CopyRead:
         """Returns where the first of these bytes lie that are there, perhaps none yet. None: they won't come."""
         first, end = int(wanted.starts[0]), int(wanted.stops[0])
         if self._mapping is not None and not self._is_part:
-            return Pieces(wanted.starts + (self._mapping.address + self._shift), wanted.sizes)
+            return _within(self._mapping, wanted.starts + self._shift, wanted.sizes)
         slot = self._slots.find(self._place)  # before the table, where the copy is before the slot is freed
         if self._mapping is None and (slot is None or not slot.segment):
             self._map_copy()
@@ -314,7 +315,7 @@ class _CopyRead:
                 if slot is not None and slot.is_coming(first, self._depth)
                 else None
             )
-        return Pieces(wanted.starts[:1] + (mapping.address + shift), np.array([reached - first], np.int64))
+        return _within(mapping, wanted.starts[:1] + shift, np.array([reached - first], np.int64))
 
     def _map_copy(self) -> None:
         copy = look(self._root, lambda tables: tables.copy(self._key), time.monotonic() + _TO_LOOK)
@@ -328,6 +329,8 @@ class _CopyRead:
         self._is_part = copy.record.description == PART_COPY_MARK
         if self._is_part:
             end = -(-self._size // PAGE) * PAGE
+            if mapping.size < end + end // PAGE or local.start != self._start:
+                raise BadRequestError("a part that is larger than its copy")
             self._marks = np.asarray(mapping)[end : end + end // PAGE]
         self._shift = local.start - self._start
         self._mapping, self._filling = mapping, None
@@ -346,6 +349,13 @@ class _CopyRead:
             except FileNotFoundError:  # it was given up
                 return False
         return True
+
+
+def _within(mapping: Mapping, starts: Numbers, sizes: Numbers) -> Pieces:
+    """Returns ranges of a file that is mapped. Raises BadRequestError where they don't lie in it."""
+    if int(starts[0]) < 0 or int(starts[-1] + sizes[-1]) > mapping.size:
+        raise BadRequestError(f"ranges that don't lie in the {mapping.size:,} bytes of a copy")
+    return Pieces(starts + mapping.address, sizes)
 
 
 def _marked_before(marks: np.ndarray[Any, np.dtype[np.uint8]], first: int, end: int) -> int:
