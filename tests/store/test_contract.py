@@ -12,7 +12,8 @@ from memstore import errors
 SIGNATURES = {
     "open": (
         "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, spill=None, "
-        "verify=False, allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, secret=None"
+        "verify=False, allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, "
+        "secret=None"
     ),
     "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
     "Store.put": (
