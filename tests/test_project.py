@@ -42,7 +42,7 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("dataloader", "snapshot", "fake"),
+    ("dataloader", "snapshot", "fake", "tricks"),
     ("datasets", "deferred_init"),
     ("replay",),
     ("aio",),
