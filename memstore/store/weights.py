@@ -82,7 +82,7 @@ def iter_weights(
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
-    for name, leaf in _named(key, store.view(key, device="cpu"), prefix, names).items():
+    for name, leaf in named_leaves(key, store.view(key, device="cpu"), prefix, names).items():
         tensor = loaded.get(id(leaf), leaf)
         if tensor is leaf and isinstance(leaf, StoredTensor):
             tensor = loaded[id(leaf)] = load_leaf(leaf)
@@ -90,7 +90,10 @@ def iter_weights(
 
 
 @modes.uncompiled
-def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:
+def named_leaves(
+    key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors of a view by their names, lazily. Arguments and errors as `iter_weights`."""
     weights = saved_weights(value)
     if weights is not None and any(name.startswith(prefix) for name in weights):
         value = weights
