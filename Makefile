@@ -30,7 +30,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 # Thousands of processes import memstore: each would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-full test-alone test-malloc test-torchrl test-frameworks test-vllm check lint types docs bench bench-long format clean dist try-dist release-check
+.PHONY: demo test test-full test-alone test-malloc test-torchrl test-frameworks test-vllm check lint types docs bench bench-long format clean dist try-dist address release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -40,7 +40,7 @@ test: $(VENV)/.has-test
 	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
 # The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
-test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
+test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release $(VENV)/.has-check
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
 	@$(MAKE) --no-print-directory test-alone
 	@$(MAKE) --no-print-directory test-malloc
@@ -149,6 +149,11 @@ try-dist: dist
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && "$(PYTHON)" -m venv "$$fresh" && cd "$$fresh" && \
 	bin/python -m pip install --quiet --disable-pip-version-check "$$(ls "$(CURDIR)"/dist/*.whl)[cli]" "torch==$(TORCH)" && \
 	bin/python -m pip check && bin/python "$(CURDIR)/examples/put_get.py" && bin/memstore bench
+
+# Puts the repository's address in the place of the placeholder, in all files that have it.
+address:
+	@case "$(REPOSITORY)" in https://*/*/*) ;; *) echo "memstore: say REPOSITORY=https://github.com/NAME/memstore" >&2; exit 1;; esac
+	git grep -lF https://github.com/OWNER/memstore -- . ':!Makefile' ':!tests' | xargs sed -i 's#https://github.com/OWNER/memstore#$(REPOSITORY)#g'
 
 release-check: $(VENV)/.has-release
 	@$(RUN) -m tests.packaging.ready "$(VERSION)"
