@@ -45,8 +45,8 @@ _Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 def _map_slots(file: LockFile) -> tuple[Mapping, _Words]:
     mapping = map_file(file.fd, _SIZE, shared=True)
-    numbers: np.ndarray[Any, np.dtype[np.uint8]] = np.asarray(mapping)
-    return mapping, numbers.view(np.uint64).reshape(SLOTS, _WORDS)
+    words: Any = np.asarray(mapping)
+    return mapping, words.view(np.uint64).reshape(SLOTS, _WORDS)
 
 
 def _name_of(place: Place) -> tuple[int, int]:
