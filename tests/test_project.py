@@ -29,7 +29,7 @@ PACKAGE = ROOT / "memstore"
 LAYERS = (
     ("errors",),
     ("_threads", "_parsing", "_version"),
-    ("_compat", "_wording"),
+    ("_compat", "_wording", "_telling"),
     ("_modes", "_arguments", "_ranks"),
     ("_info",),
     ("_progress",),
@@ -48,6 +48,8 @@ LAYERS = (
     ("aio",),
     ("integrations",),
     ("convert", "checkpoints"),
+    ("metrics",),
+    ("ui",),
     ("cli",),
     ("", "__main__"),  # memstore/__init__.py, which names everything
 )

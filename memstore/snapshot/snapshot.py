@@ -9,12 +9,14 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from time import perf_counter
 from typing import Any, Literal, NoReturn
 
 import msgspec
 import torch
 
 from memstore._info import Progress
+from memstore._telling import tell, told
 from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
@@ -167,9 +169,11 @@ class Snapshot:
             then,
             memory_budget_bytes,
         )
+        began = perf_counter()
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
             found = take_tiers(prepared, progress, pg)
+        tell("take", found[1], (), sum([one.nbytes for one in prepared]), began)
         return cls._of(*found, pg, {"allow_pickle": allow_pickle, **(storage_options or {})}, then)
 
     @classmethod
@@ -228,8 +232,11 @@ class Snapshot:
             then,
             memory_budget_bytes,
         )
+        began = perf_counter()
         with lacks_told(path):
-            pending = start(prepare(path, app_state, pg, options), progress, options)
+            prepared = prepare(path, app_state, pg, options)
+            pending = start(prepared, progress, options)
+        tell("async_take", prepared[0].part.take.path, (), sum([one.nbytes for one in prepared]), began)
         storage = {"allow_pickle": allow_pickle, **(storage_options or {})}
         return PendingSnapshot(pending, lambda manifest, where: cls._of(manifest, where, pg, storage, then))
 
@@ -266,7 +273,7 @@ class Snapshot:
             AmbiguousCheckpointError: another library has saved to the folder, too.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
-        with lacks_told(self.path):
+        with lacks_told(self.path), told("restore", self.path):
             ranks = RankGroup(self.pg, self._timeout)
             if self.then and ranks.size > 1:
                 try:

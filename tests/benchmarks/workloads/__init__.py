@@ -36,6 +36,7 @@ WORKLOADS = {
     "torchstore": "a script for TorchStore, with its import changed and with TorchStore",
     "remote-small": "1 KiB and 64 KiB between two hosts",
     "remote": "large values, slices and state_dicts of another host",
+    "broadcast": "one value for eight hosts at once, and what its host sends",
     "remote-rdma": "large values of another host through Monarch's RDMABuffer",
     "served": "a served root's own keys, and lookups after an index process was killed",
     "replicated": "puts whose values lie on two hosts, beside one transfer",
