@@ -102,6 +102,8 @@ def export_hf(
         first: dict[Hashable, str] = {}
         places = {name: bytes_shown(leaf) if isinstance(leaf, StoredTensor) else name for name, leaf in tensors.items()}
         tensors = {name: leaf for name, leaf in tensors.items() if first.setdefault(places[name], name) == name}
+    if not tensors:
+        raise UnsupportedValueError(f"the value of {key!r} has no tensors to be written", key=key)
     for name, leaf in tensors.items():
         special = None if isinstance(leaf, StoredTensor) else formats.what_special(leaf)
         reason = f"it is {special}" if special else formats.why_not(name, formats.as_written(leaf, dtype))
