@@ -4,6 +4,7 @@
 #   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
 #   make test-alone    each file of tests in a process of its own; part of test-full
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
+#   make test-frameworks  those with Lightning, Accelerate, transformers' Trainer and torchtitan, likewise
 #   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
 #   make docs        the documentation as a site, in build/site
@@ -18,6 +19,7 @@ VENV  := .venv
 WORKERS ?= 3  # on 2 cores: many tests wait for processes of their own
 RUN   := $(VENV)/bin/python
 WITH_TORCHRL := .venv-torchrl
+WITH_FRAMEWORKS := .venv-frameworks
 
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
@@ -26,7 +28,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 # Thousands of processes import memstore: each would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-full test-alone test-malloc test-torchrl check lint types docs bench bench-long format clean dist try-dist address release-check
+.PHONY: demo test test-full test-alone test-malloc test-torchrl test-frameworks check lint types docs bench bench-long format clean dist try-dist address release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -42,6 +44,8 @@ test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-re
 	@$(MAKE) --no-print-directory test-malloc
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
+	@if $(MAKE) --no-print-directory $(WITH_FRAMEWORKS)/.has-frameworks; then $(MAKE) --no-print-directory test-frameworks; else \
+		echo "memstore: skipped make test-frameworks: they could not be installed, see above" >&2; fi
 
 # In a run of all files a test may rely on what another file has imported, warmed or left.
 test-alone: $(VENV)/.has-test
@@ -67,6 +71,24 @@ $(WITH_TORCHRL)/.has-torchrl: pyproject.toml Makefile
 	@$(WITH_TORCHRL)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
 	@$(WITH_TORCHRL)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]" \
 		"torch==$(TORCH)" "torchrl>=0.14.1,<0.15"
+	@touch $@
+
+# They bring 30 packages, of which memstore needs none. torchtitan's own requirements have 40 more (wandb, datasets, ...):
+# its checkpoints need these few.
+test-frameworks: $(WITH_FRAMEWORKS)/.has-frameworks
+	HYPOTHESIS_PROFILE=full $(WITH_FRAMEWORKS)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full" \
+		tests/integrations/frameworks tests/formats/test_export_hf.py \
+		$(addprefix "tests/documents/test_snippets.py::test_a_page_runs_as_a_newcomer_copies_it[docs/,\
+			$(addsuffix .md]",transformers lightning accelerate torchtitan))
+
+$(WITH_FRAMEWORKS)/.has-frameworks: pyproject.toml Makefile
+	@$(MAKE) --no-print-directory VENV=$(WITH_FRAMEWORKS) $(WITH_FRAMEWORKS)/.ready
+	@echo "memstore: installing lightning, accelerate and torchtitan into $(WITH_FRAMEWORKS), once" >&2
+	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
+	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]" \
+		"torch==$(TORCH)" "lightning>=2.6,<2.7" "accelerate>=1.15,<2" "transformers>=5.24,<6" \
+		torchdata tyro einops torch_checkpointing "spmd_types==0.2.3"
+	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0"
 	@touch $@
 
 # In parts, for the hooks of .pre-commit-config.yaml: what is added here is added there.
@@ -113,7 +135,7 @@ release-check: $(VENV)/.has-release
 	@$(RUN) -m tests.packaging.ready "$(VERSION)"
 
 clean:
-	rm -rf $(VENV) $(WITH_TORCHRL) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(WITH_TORCHRL) $(WITH_FRAMEWORKS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp an extra; older than pyproject.toml, it is stale. A second run of pip finds everything there and takes a second.

@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from memstore._info import (
         ClusterStatus,
         EntryInfo,
+        FollowerStatus,
         HostStatus,
         LeafInfo,
         PendingInfo,
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
+    from memstore.store.following import Follower, follow
     from memstore.store.maintenance import destroy, repair, stores
     from memstore.store.opening import open
     from memstore.store.sharded import PendingPut
@@ -136,8 +138,8 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"memstore.{home}"
     for home, names in {
-        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo QuotaInfo RepairReport ShardInfo StoreStats "
-        "StoreSummary VerifyReport",
+        "_info": "ClusterStatus EntryInfo FollowerStatus HostStatus LeafInfo PendingInfo QuotaInfo RepairReport "
+        "ShardInfo StoreStats StoreSummary VerifyReport",
         "checkpoints": "CheckpointManager",
         "contents": "bytes_read",
         "dataloader": "BlockShuffle StoreDataset",
@@ -148,6 +150,7 @@ _HOMES = {
         "rows": "prefetch_rows read_rows",
         "sharding": "TensorShard",
         "snapshot": "AppState PendingSnapshot RNGState Snapshot StateDict Stateful",
+        "store.following": "Follower follow",
         "store.maintenance": "destroy repair stores",
         "store.opening": "open",
         "store.sharded": "PendingPut",
@@ -178,6 +181,8 @@ __all__ = [
     "Dataset",
     "EntryInfo",
     "FencedError",
+    "Follower",
+    "FollowerStatus",
     "FormatVersionError",
     "HomeUnavailableError",
     "HostStatus",
@@ -236,6 +241,7 @@ __all__ = [
     "VersionGoneError",
     "bytes_read",
     "destroy",
+    "follow",
     "iter_weights",
     "join",
     "open",

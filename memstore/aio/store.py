@@ -66,6 +66,7 @@ def open(
     checksum: bool | None = None,
     inline_limit: int | None = None,
     capacity: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
     verify: bool = False,
     allow_pickle: bool = False,
     unix_group: int | str | None = None,
@@ -94,6 +95,7 @@ def open(
         "checksum": checksum,
         "inline_limit": inline_limit,
         "capacity": capacity,
+        "spill": spill,
         "verify": verify,
         "allow_pickle": allow_pickle,
         "unix_group": unix_group,
@@ -632,6 +634,7 @@ class AsyncStore(Awaits[Store]):
 
     attach = awaited(Store.attach)
     export = awaited(Store.export)
+    export_hf = awaited(Store.export_hf)
     gc = awaited(Store.gc)
     set_quota = awaited(Store.set_quota)
     quotas = awaited(Store.quotas)

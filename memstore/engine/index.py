@@ -76,12 +76,13 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
     return [record] if record is not None else found
 
 
-def pins_here(root: Root, name: bytes) -> dict[int, tuple[int, ...]]:
-    """Returns the processes that have pinned versions of a key, by version. Some of them may be dead by now."""
-    found: dict[int, tuple[int, ...]] = {}
-    for pin in root.catalog.view(tables.pins_of, name):
-        found[pin.version] = (*found.get(pin.version, ()), pin.pid)
-    return found
+def is_spilled(root: Root, record: Record) -> bool:
+    """Returns whether files of a version lie in the spill folder."""
+    if root.storage.spill_folder() is None or record.adopted is not None:
+        return False
+    return root.catalog.view(
+        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in record.segments)
+    )
 
 
 def quotas(root: Root) -> list[tables.QuotaRow]:

@@ -44,6 +44,7 @@ class Usage:
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
     pending_bytes: int  # of parts of sharded puts that wait for others
+    spilled_bytes: int  # of files in the spill folder
     capacity: int | None
     catalog_bytes: int
     pinned_by: tuple[int, ...]
@@ -51,8 +52,13 @@ class Usage:
 
 def measure(root: Root) -> Usage:
     with root.guard:
-        keys, counters, parts = root.catalog.view(
-            lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
+        keys, counters, parts, spilled = root.catalog.view(
+            lambda transaction: (
+                transaction.count("entries"),
+                transaction.counters(),
+                tables.parts_of(transaction),
+                tables.spilled_segments(transaction),
+            )
         )
         kept = root.next_put.file.size if root.next_put.file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
@@ -68,6 +74,7 @@ def measure(root: Root) -> Usage:
         pinned_bytes=pinned,
         filling_bytes=counters.filling - kept - pending,
         pending_bytes=pending,
+        spilled_bytes=sum(spilled.values()),
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
         pinned_by=tuple(sorted(pinned_by)),
@@ -416,6 +423,14 @@ class resource_errors:
                 raise meant from error
 
 
+def _free_at(folder: str) -> int:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
     """Makes the error that says what has no room, for what, and who could make some."""
     usage = measure(root)
@@ -439,9 +454,12 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     if usage.capacity:  # which counts its growth alone
         catalog += ", of which the first 8 MiB don't count"
     detail = reason if isinstance(reason, StoreFullError) else reason.strerror
+    folder, spill = root.storage.spill_folder(), ""
+    if folder is not None:
+        spill = f"{size(usage.spilled_bytes)} moved to {folder}, which has {size(_free_at(folder))} free, "
     return StoreFullError(
         f"{root.path} has no room{what} ({detail}): {limit}, {size(usage.live_bytes)} live, {pinned}, "
-        f"{size(usage.filling_bytes)} being written, {waiting}{catalog}: delete keys, "
+        f"{size(usage.filling_bytes)} being written, {waiting}{spill}{catalog}: delete keys, "
         "drop held values, or enlarge the file system or the capacity; nothing was changed",
         key=key,
     )

@@ -26,13 +26,19 @@ from memstore.formats.export import (
 from memstore.formats.files import ByteMeter, are_sizes, damaged, parse_value, read_whole, sync_all, what_special
 from memstore.formats.safetensors import (
     INDEX,
+    WholeFile,
+    as_written,
+    beside_weights,
     find_in_folder,
     header_of,
     index_of,
     read_metadata,
     shard_names,
     shards_of,
+    ties_weights,
+    whole_files,
     why_not,
+    write_checkpoint,
 )
 from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy
 
@@ -42,8 +48,11 @@ __all__ = [
     "Frames",
     "INDEX",
     "PlacedTensor",
+    "WholeFile",
     "are_sizes",
     "as_tensordict",
+    "as_written",
+    "beside_weights",
     "check_export",
     "damaged",
     "describe_files",
@@ -63,8 +72,11 @@ __all__ = [
     "shard_names",
     "shards_of",
     "sync_all",
+    "ties_weights",
     "what_special",
+    "whole_files",
     "why_not",
+    "write_checkpoint",
     "write_tensor",
     "write_tensors",
 ]

@@ -433,7 +433,8 @@ class Keyspace:
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
-        root.glance()
+        if time.monotonic() > root.look_again:  # as `Root.glance`: every call comes here
+            root.check_in_place()
         if root.lease[0]:
             root.check_lease()
         if root.catalog.is_released:  # in a forked child

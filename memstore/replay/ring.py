@@ -3,7 +3,7 @@
 The functions at the top read and make the words of slots. `Ring` maps the parts of one buffer, and `Ring.run` calls a
 function under the buffer's mutex. `flush` notes which rows are on the disk, and `restore` finds them after a crash of
 the host. The next owner of the mutex calls `_recover` when the last one died or failed in the middle of a change.
-`Wait` is the wait of one call for rows, for room, or for the rate limiter. The rules: docs/decisions/015.
+`BufferWait` is the wait of one call for rows, for room, or for the rate limiter. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ def is_permitted(ring: Ring, side: int, rows: int) -> bool:
     return limiter.may_sample(numbers.added, numbers.sampled, rows)
 
 
-class Wait:
+class BufferWait:
     """The wait of one call: until there are rows or room for it, and the rate limiter lets it through.
 
     `until` calls a function under the mutex, which asks whether it `goes_on`.

@@ -1,8 +1,8 @@
 """Boxes: parts of tensors, and which of them each rank holds.
 
 boxes        boxes; what they cover and share; copies between them; their runs in memory
-layouts      which boxes each rank of a mesh holds, and where in its local tensor; torch's placements
-shards       what a rank holds of a tensor: DTensors, TensorShards, ShardedTensors; new memory like it
+shards       which boxes each rank of a mesh holds, by torch's placements; the shards of DTensors, TensorShards and
+             ShardedTensors; new memory like them
 """
 
 from __future__ import annotations
@@ -28,8 +28,20 @@ from memstore.sharding.boxes import (
     uncovered,
     whole,
 )
-from memstore.sharding.layouts import MeshLayout, MeshPiece, Split, layout_of, local_shape, place
-from memstore.sharding.shards import Shard, ShardedLeaf, TensorShard, TensorShards, allocate_like, sharded_leaf
+from memstore.sharding.shards import (
+    MeshLayout,
+    MeshPiece,
+    Shard,
+    ShardedLeaf,
+    Split,
+    TensorShard,
+    TensorShards,
+    allocate_like,
+    layout_of,
+    local_shape,
+    place,
+    sharded_leaf,
+)
 
 __all__ = [
     "MOST_DIMENSIONS",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from time import perf_counter
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 import torch
@@ -51,6 +51,9 @@ from memstore.snapshot.take import (
     take_tiers,
 )
 from memstore.structure import PICKLED, modes
+
+if TYPE_CHECKING:
+    from memstore.store.store import Store
 
 
 @modes.uncompiled_methods
@@ -138,8 +141,9 @@ class Snapshot:
             allow_pickle: store objects that need it with pickle.
             base: an earlier snapshot, or its path. Tensors that are as they were there aren't written: their files get
                 a second name in the new folder (a hard link), so that each snapshot is whole, and either can be
-                removed. "latest": the newest snapshot in the folder that `path` lies in, if there is one. All is
-                written where nothing can be shared: on another file system, or with checksum=False in the base.
+                removed. In a bucket the service copies their objects, which costs no upload. "latest": the newest
+                snapshot in the folder that `path` lies in, if there is one. All is written where nothing can be shared:
+                on another file system, in another bucket, or with checksum=False in the base.
             then: paths of further folders, to which the same is saved after that, each as a snapshot of its own: from
                 memory to a disk. `Snapshot(path, then=...)` restores from the first one that is there. One that fails
                 is told by a RuntimeWarning, and the error of the last one is raised. With `base`, the further ones
@@ -329,7 +333,7 @@ class Snapshot:
                 raise NoSuchStateError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
             return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
-    def view(self) -> dict[str, Any]:
+    def view(self, *, cache: Store | None = None) -> dict[str, Any]:
         """Returns what this rank saved, by the names in its app state, with lazy leaves: no tensor is read yet.
 
         The leaves are StoredTensors, as those of `Store.view`, over the mapped files: slicing one reads nothing, and an
@@ -338,11 +342,17 @@ class Snapshot:
 
         The view stays valid when the snapshot is removed; unpickling a reference then raises a VersionGoneError.
 
+        Args:
+            cache: a store of this host, opened for writing, for the leaves of a snapshot in a bucket: what one process
+                has fetched, the others read there, under keys with the prefix "snapshot-cache/". Limit it by the
+                store's capacity, or by `store.set_quota("snapshot-cache/", "8GiB")`. A folder needs none.
+
         Raises:
             CorruptionError: the manifest is damaged, or a file is missing or of another size.
+            ReadOnlyError: `cache` was opened with mode "r".
         """
         with lacks_told(self.path):
-            return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle)
+            return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle, cache=cache)
 
     def verify(self, *, progress: Progress | bool | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.

@@ -73,6 +73,7 @@ from memstore.errors import (
     ReadOnlyError,
     UnsupportedValueError,
     VersionConflictError,
+    lacks_told,
 )
 from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree, opened
 from memstore.store.values import (
@@ -107,7 +108,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from memstore.datasets import Dataset, Spec
-    from memstore.store.models import ModelLoad
+    from memstore.store.models import ModelLoad, PreparedLoad
     from memstore.store.sharded import PendingPut
     from memstore.store.values import GetOptions
 
@@ -163,6 +164,7 @@ class Store(Keyspace):
         expect_version: int | None = None,
         history: int | None = None,
         history_bytes: int | str | None = None,
+        delta_of: int | bool | None = None,
         timeout: float | None = None,
     ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or nothing.
@@ -180,6 +182,9 @@ class Store(Keyspace):
                 it, which is 1 at first.
             history_bytes: with `history`: how many bytes the replaced versions may take, as a number or text ("8GiB");
                 the oldest go first. None: as many as the store has room for.
+            delta_of: a version of the key, or True for the current one. Leaves that have its bytes are not stored
+                again: both versions share them, and readers see no difference. That version may go at any time. Where
+                it is gone, or the value shares less than half of it, the whole value is stored.
             timeout: seconds; None: the store's.
 
         Returns:
@@ -199,6 +204,7 @@ class Store(Keyspace):
             raise refused_put(error, key, value) from None
         expect = None if expect_version is None else expected_version(expect_version)
         limits = None if history is None and history_bytes is None else history_of(history, history_bytes)
+        base = None if delta_of is None or delta_of is False else 0 if delta_of is True else version_number(delta_of)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         allow_pickle = self._allow_pickle
         try:
@@ -212,6 +218,7 @@ class Store(Keyspace):
                 allow_pickle=allow_pickle,
                 deadline=deadline,
                 history=limits,
+                delta_of=base,
             )
         except UnsupportedValueError:
             if limits is not None or not structure.has_shards(value):
@@ -359,7 +366,7 @@ class Store(Keyspace):
             held = hold_at_once(root, name)
         except (OSError, MemoryError):
             held = MISFIT  # `hold_version` tries once more, and says what is lacking
-        if held is MISFIT or (held is None and is_served(root)) or (held is not None and held.record.is_mutable):
+        if held is MISFIT or (held is None and is_served(root)):
             held = hold_version(root, key, name, self._as_opened, deadline, lazily=lazily, max_age=max_age)
         if default is not NO_DEFAULT and default is not ...:
             doubt = doubtful_default(key, default, held)
@@ -1098,6 +1105,83 @@ class Store(Keyspace):
             allow_pickle=self._allow_pickle,
         )
 
+    def export_hf(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        config: Any = None,
+        max_shard_size: int | str = "5GB",
+        dtype: torch.dtype | None = None,
+        prefix: str = "",
+        link: bool = False,
+        version: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes the weights of `key` to a folder that `from_pretrained` and other readers of Hugging Face's load.
+
+        Of what `save_model` has stored these are the module's tensors. The folder appears completely, or not at all.
+        Of an entry that was attached, the files themselves are copied if they have just these tensors: by the kernel,
+        and without a copy on btrfs and xfs, which let both files share their blocks.
+
+        Args:
+            path: a folder, which must be missing or empty.
+            config: what becomes `config.json`: a model's configuration, a dict, or the path of a `config.json`. Or a
+                folder that has one, such as that of the model before it was trained: what else lies there, such as a
+                tokenizer, is copied too, except for weights and folders.
+            max_shard_size: bytes, or text: larger models are written as several files with an index.
+            dtype: floating-point tensors are cast to it, and `config.json` says so.
+            prefix: removed from the front of the names; tensors without it are left out.
+            link: the files of an attached entry become hard links, if both are on one file system. Then nobody may
+                write to files in the folder: that would change the attached ones.
+            version: the version to be written, as in `get`; None: the current one.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
+            UnsupportedValueError: a leaf can't be written, which is named.
+            AlreadyExistsError: the folder isn't empty.
+            FileNotFoundError: there is no `config`, or it is a folder without a `config.json`.
+            StoreFullError, ResourceLimitError: there is no room. Nothing is left.
+            CorruptionError: an attached file isn't what it was, or `config` is no JSON.
+            ValueError: no name starts with `prefix`, or two tensors have one name when names are joined by dots.
+
+        Example:
+            >>> import memstore, os, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.save_model("policy", torch.nn.Linear(2, 1))
+            ...     store.export_hf("policy", store.root + "-policy", config={"model_type": "my-model"})
+            >>> sorted(os.listdir(store.root + "-policy"))
+            ['config.json', 'model.safetensors']
+        """
+        with between_forks():
+            from memstore.formats import check_export
+            from memstore.store.named_weights import export_hf
+
+        check_progress(progress)
+        target, limit = check_export(f"{os.fspath(path)}/", "safetensors", max_shard_size)
+        if dtype is not None:
+            structure.check_dtype(dtype)
+        link = flag("link", link)
+        root = self._opened()
+        held = self._held(root, key, version, lazily=True)
+        self._gets += 1
+        with lacks_told(target):
+            export_hf(
+                key,
+                held.record,
+                view(root, key, held, self._as_opened, "cpu"),
+                os.path.abspath(target),
+                config=config,
+                limit=limit,
+                dtype=dtype,
+                prefix=prefix,
+                link=link,
+                progress=progress,
+                durable=root.settings.durable,
+            )
+
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def info(self, key: str) -> EntryInfo:
@@ -1252,3 +1336,22 @@ def begin_load(store: Store, key: str, process_group: Any, timeout: float) -> Mo
     load = ModelLoad(root, key, store._as_opened, meet(process_group, "load", key, root), timeout)
     store._gets += 1
     return load
+
+
+def begin_follow(
+    store: Store, key: str, model: torch.nn.Module, *, strict: bool, cast: bool, timeout: float
+) -> PreparedLoad:
+    """Takes all steps of a `load_model` of this process alone, up to the copy. Errors as `load_model`."""
+    with between_forks():
+        from memstore.store.models import Target, prepare_load
+
+    root = opened(store, timeout)
+    target = Target(model, None, strict, cast, False)
+    load = prepare_load(root, key, store._as_opened, target, deadline_after(timeout))
+    store._gets += 1
+    return load
+
+
+def timeout_of(store: Store) -> float:
+    """Returns the seconds that the store's calls take at most which aren't told otherwise."""
+    return store._timeout

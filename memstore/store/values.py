@@ -24,6 +24,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
+    NamedTuple,
     NoReturn,
     TypedDict,
     TypeVar,
@@ -45,6 +46,7 @@ from memstore._threads import between_forks
 from memstore._wording import an_instance, first_of, refuse_url
 from memstore.engine import (
     MISFIT,
+    BaseGone,
     CatalogCrowded,
     Content,
     Draft,
@@ -68,6 +70,7 @@ from memstore.engine import (
     is_served,
     mutable_entry,
     need_boxes,
+    need_deltas,
     need_history,
     owner_name,
     plan_bytes,
@@ -159,6 +162,7 @@ def put_one(
     deadline: float,
     below: Path = (),
     history: tuple[int, int] | None = None,
+    delta_of: int | None = None,
 ) -> int:
     """Puts a value of this process alone, and returns its version. Raises what `Store.put` raises.
 
@@ -166,9 +170,15 @@ def put_one(
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
         history: as of `engine.Draft`.
+        delta_of: the version with which it may share files; 0: the present one; None: none.
     """
     if history is not None:
         need_history(root, deadline)
+    if delta_of is not None and dtype is None and not is_served(root) and root.storage.maps_at_once:
+        options = PutOptions(expect, history, allow_pickle)
+        version = _put_delta(root, key, name, value, delta_of, options, deadline)
+        if version:
+            return version
     limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
@@ -181,6 +191,42 @@ def put_one(
             return put(root, [draft], deadline)[0]
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)
+
+
+class PutOptions(NamedTuple):
+    """Arguments of `put_one` that a delta has too."""
+
+    expect: int | None
+    history: tuple[int, int] | None
+    allow_pickle: bool
+
+
+def _put_delta(
+    root: Root,
+    key: str,
+    name: bytes,
+    value: Any,
+    base: int,
+    options: PutOptions,
+    deadline: float,
+) -> int:
+    """Puts a value that shares the files of an earlier version. Returns 0 where that can't be, or saves little."""
+    with resource_errors(root.path, key, root):
+        present = index.find(root, name) if not base else None
+        version = base or (present.version if present is not None else 0)
+        held = hold_version_of(root, name, version, deadline, may_lock=True) if version else None
+    if held is None:
+        return 0
+    limit = contents.inline_limit(root)
+    flat = contents.flatten(key, value, root, limit=limit, allow_pickle=options.allow_pickle)
+    draft = contents.draft_delta(root, name, flat, held, options.expect)
+    if draft is None:
+        return 0
+    need_deltas(root, deadline)
+    try:
+        return put(root, [msgspec.structs.replace(draft, history=options.history)], deadline)[0]
+    except BaseGone:  # it was replaced or deleted meanwhile, and nobody keeps it
+        return 0
 
 
 def put_many(
@@ -384,7 +430,7 @@ def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began
     value = default
     if held is not None:
         record = held.record
-        if record.is_mutable or record.objects_checksum is not None:
+        if record.objects_checksum is not None:
             return NOT_NOW
         if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
             return NOT_NOW
@@ -665,7 +711,9 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
     leaves = tuple(
         LeafInfo(*leaf, shards.get(plan.same.get(i, i), ())) for i, leaf in enumerate(structure.leaf_table(plan))
     )
-    has_more = record.kind in ("adopted", "sharded")  # its data section has the headers of the files too
+    has_more = (
+        record.kind in ("adopted", "sharded") or record.is_delta
+    )  # its data section has the headers of the files too
     return EntryInfo(
         key=key,
         version=record.version,
@@ -677,6 +725,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
         files=files_of(root, record),
         owner=owner_name(root, name),
         recovered=is_recovered(root, name, record.version),
+        spilled=index.is_spilled(root, record),
     )
 
 

@@ -190,12 +190,3 @@ def test_tiers_end_in_a_bucket_and_copies_go_there(url: str, root: str) -> None:
         manager.save(2, app_state)
     assert CheckpointManager(url + "run").steps() == [1, 2]
     assert CheckpointManager(f"{root}-empty", then=[url + "run"]).restore(app_state) == 2
-
-
-def test_increments_are_for_folders(url: str, root: str) -> None:
-    with pytest.raises(ValueError, match="base= is for folders"):
-        Snapshot.take(url, {}, base="latest")
-    with pytest.raises(ValueError, match="base= is for folders"):
-        Snapshot.take(root, {}, base=url)
-    with pytest.raises(ValueError, match="incremental= is for folders"):
-        CheckpointManager(url, incremental=True)

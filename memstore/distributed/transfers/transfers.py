@@ -33,9 +33,9 @@ from memstore.distributed.transfers.copies import (
 )
 from memstore.distributed.transfers.messages import NO_RANGES, SEGMENTS_LIMIT, Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import (
+    Bringer,
     BrokenStreamError,
     CannotSendError,
-    Relay,
     SegmentRanges,
     Stream,
     StreamLinks,
@@ -514,7 +514,7 @@ class Transfers:
 
     def __init__(self, root: Root, links: StreamLinks, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
-        self._streams, self._pins = Streams(links, Relay(root, members)), Pins(links)
+        self._streams, self._pins = Streams(links, Bringer(root, members), members), Pins(links)
         self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
 
     def hold(

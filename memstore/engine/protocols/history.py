@@ -244,7 +244,7 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
 
     def end(transaction: Transaction) -> None:
         counters = transaction.counters()
-        before = counters.live
+        before = counters.sequence
         if ended is not None:
             keys = {ended.row.key}
             tables.delete_pin(transaction, ended.row)
@@ -260,7 +260,7 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
                 retire_live(transaction, counters, segment)
             if counters.quotas:
                 tables.free_in_quotas(transaction, key, nbytes)
-        if counters.live != before:
+        if counters.sequence != before:  # something was retired
             transaction.put_counters(counters)
 
     with root.guard:

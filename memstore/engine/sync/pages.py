@@ -173,19 +173,19 @@ def _boot_words() -> tuple[int, int]:
 # --- the notes, without a LockPage -----------------------------------------------------------------------------------
 
 
-class Notes(NamedTuple):
+class LockPageNotes(NamedTuple):
     """Two notes of a lock page; both are 0 where the page is damaged."""
 
     batch: int = 0
     publications_rung: int = 0
 
 
-def read_notes(content: bytes | bytearray) -> Notes:
+def read_notes(content: bytes | bytearray) -> LockPageNotes:
     """Returns the notes in the content of a lock page that nobody uses."""
     if not is_lock_page(content):
-        return Notes()
+        return LockPageNotes()
     words = LockNotes.from_buffer_copy(content)
-    return Notes(words.batch, words.publications_rung)
+    return LockPageNotes(words.batch, words.publications_rung)
 
 
 def emptied(content: bytes | bytearray, *, is_member: bool) -> bytes:
