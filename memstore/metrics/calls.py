@@ -98,14 +98,14 @@ def trace_calls(tracer_provider: Any = None) -> None:
         tracer_provider: a TracerProvider of OpenTelemetry; None: the global one.
 
     Raises:
-        MissingPackageError: OpenTelemetry isn't installed: ``pip install 'memstore[otel]'``.
+        MissingPackageError: OpenTelemetry isn't installed: ``pip install 'memstore-torch[otel]'``.
     """
     try:
         with between_forks():
             from opentelemetry import trace
     except ImportError as error:
         raise MissingPackageError(
-            "spans take the package opentelemetry-api: pip install opentelemetry-api, or the extra `otel` of memstore"
+            "spans take the package opentelemetry-api: pip install opentelemetry-api, or memstore-torch[otel]"
         ) from error
     _observer.tracer = trace.get_tracer("memstore", tracer_provider=tracer_provider)
     listening.observer = _observer
