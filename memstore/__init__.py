@@ -33,6 +33,7 @@ For who works on memstore, the layers; each imports only what stands above it:
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     checkpoints/          the checkpoints of a run: saved, kept by rules, found again
     distributed/          one store across hosts: its rules
+    metrics/, ui/         figures of a store and of calls; the page that shows them
     cli/                  the command line
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog. `memstore.open`
@@ -99,9 +100,12 @@ if TYPE_CHECKING:
     from memstore import errors as errors
     from memstore import fake as fake
     from memstore import integrations as integrations
+    from memstore import metrics as metrics
+    from memstore import ui as ui
     from memstore._info import (
         ClusterStatus,
         EntryInfo,
+        FollowerStatus,
         HostStatus,
         LeafInfo,
         PendingInfo,
@@ -122,6 +126,7 @@ if TYPE_CHECKING:
     from memstore.rows import prefetch_rows, read_rows
     from memstore.sharding import TensorShard
     from memstore.snapshot import AppState, PendingSnapshot, RNGState, Snapshot, StateDict, Stateful
+    from memstore.store.following import Follower, follow
     from memstore.store.maintenance import destroy, repair, stores
     from memstore.store.opening import open
     from memstore.store.sharded import PendingPut
@@ -133,8 +138,8 @@ if TYPE_CHECKING:
 _HOMES = {
     name: f"memstore.{home}"
     for home, names in {
-        "_info": "ClusterStatus EntryInfo HostStatus LeafInfo PendingInfo QuotaInfo RepairReport ShardInfo StoreStats "
-        "StoreSummary VerifyReport",
+        "_info": "ClusterStatus EntryInfo FollowerStatus HostStatus LeafInfo PendingInfo QuotaInfo RepairReport "
+        "ShardInfo StoreStats StoreSummary VerifyReport",
         "checkpoints": "CheckpointManager",
         "contents": "bytes_read",
         "dataloader": "BlockShuffle StoreDataset",
@@ -145,6 +150,7 @@ _HOMES = {
         "rows": "prefetch_rows read_rows",
         "sharding": "TensorShard",
         "snapshot": "AppState PendingSnapshot RNGState Snapshot StateDict Stateful",
+        "store.following": "Follower follow",
         "store.maintenance": "destroy repair stores",
         "store.opening": "open",
         "store.sharded": "PendingPut",
@@ -157,7 +163,7 @@ _HOMES = {
 }
 
 # memstore.fake.fake_mode, without an import of its own
-_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations"})
+_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations", "metrics", "ui"})
 
 __all__ = [
     "AddressUnavailableError",
@@ -175,6 +181,8 @@ __all__ = [
     "Dataset",
     "EntryInfo",
     "FencedError",
+    "Follower",
+    "FollowerStatus",
     "FormatVersionError",
     "HomeUnavailableError",
     "HostStatus",
@@ -233,6 +241,7 @@ __all__ = [
     "VersionGoneError",
     "bytes_read",
     "destroy",
+    "follow",
     "iter_weights",
     "join",
     "open",

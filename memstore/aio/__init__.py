@@ -10,12 +10,14 @@ calls        calls that block, made in threads: pools of them, for this host and
 waits        one thread for all waits of a store; waits for keys that other hosts own
 opened       a store that its first call opens, and its waits for newer versions
 store        AsyncStore, references, datasets and puts of several ranks; open, iter_weights, read_rows
+following    models that a task keeps at the newest version of a key
 replay       replay buffers
 """
 
 from __future__ import annotations
 
 from memstore._wording import offered
+from memstore.aio.following import AsyncFollower, follow
 from memstore.aio.replay import ReplayBuffer
 from memstore.aio.store import (
     AsyncDataset,
@@ -32,12 +34,14 @@ from memstore.aio.store import (
 
 __all__ = [
     "AsyncDataset",
+    "AsyncFollower",
     "AsyncPendingPut",
     "AsyncPin",
     "AsyncRef",
     "AsyncStore",
     "ReplayBuffer",
     "destroy",
+    "follow",
     "iter_weights",
     "open",
     "read_rows",

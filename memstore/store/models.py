@@ -134,23 +134,19 @@ class ModelLoad:
             timeout: seconds for the other ranks, once it is done.
         """
         # A sharded module needs some of the bytes only; else its host keeps a copy of all of them.
-        target = _Target(model, optimizer, strict, cast, is_spread(model))
+        target = Target(model, optimizer, strict, cast, is_spread(model))
         if self._call is not None and not self.is_alone:
             if self.leads:
                 return self._lead(self._call, target, wait, deadline, timeout)
             return self._follow(self._call, target, deadline + _LATER, timeout + _LATER)
         if wait is not None:
             wait()
-        pin = pin_version(self._root, self._key, self._options, deadline, lazily=target.reads_lazily)
-        fit = target.fit(pin)
-        raise_problems(pin, fit.problems, fit.unexpected if strict else [])
-        fit.fill()
-        return pin.record.version
+        return prepare_load(self._root, self._key, self._options, target, deadline).fill()
 
     def _lead(
         self,
         call: StoreCall,
-        target: _Target,
+        target: Target,
         wait: Callable[[], object] | None,
         deadline: float,
         timeout: float,
@@ -180,7 +176,7 @@ class ModelLoad:
         _raise_unfilled(call, end)
         return pin.record.version
 
-    def _follow(self, call: StoreCall, target: _Target, deadline: float, timeout: float) -> int:
+    def _follow(self, call: StoreCall, target: Target, deadline: float, timeout: float) -> int:
         """Takes the steps of a rank other than 0."""
         found, filled = f"{_FOUND}/{call.rank}", f"{_FILLED}/{call.rank}"
         # 1. Map the version that rank 0 has taken.
@@ -224,7 +220,7 @@ class ModelLoad:
                 self._call.say(_VERSION, TakenVersion(error=told(error, 0)))
 
 
-class _Target(NamedTuple):
+class Target(NamedTuple):
     """The modules of this rank that a load fills, as the arguments of `load_model` say it."""
 
     model: torch.nn.Module
@@ -235,6 +231,29 @@ class _Target(NamedTuple):
 
     def fit(self, pin: HeldVersion) -> Fit:
         return Fit(pin, self.model, self.optimizer, strict=self.strict, cast=self.cast)
+
+
+class PreparedLoad(NamedTuple):
+    """A version that fits, pinned, of which nothing was copied yet."""
+
+    pin: HeldVersion
+    plan: Fit
+
+    def fill(self) -> int:
+        """Copies it into the modules, and returns the version. Raises CorruptionError, and what a copy raises."""
+        self.plan.fill()
+        return self.pin.record.version
+
+
+def prepare_load(root: Root, key: str, options: PinOptions, target: Target, deadline: float) -> PreparedLoad:
+    """Takes the newest version for a process that loads it alone, and compares it with the modules.
+
+    Raises KeyNotFoundError, StructureMismatchError, StoreTimeoutError.
+    """
+    pin = pin_version(root, key, options, deadline, lazily=target.reads_lazily)
+    plan = target.fit(pin)
+    raise_problems(pin, plan.problems, plan.unexpected if target.strict else [])
+    return PreparedLoad(pin, plan)
 
 
 @contextmanager

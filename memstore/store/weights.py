@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 
-from memstore import structure
 from memstore._wording import an_instance
-from memstore.engine import HeldVersion, Path, deadline_after
-from memstore.errors import UnsupportedValueError
+from memstore.engine import HeldVersion, deadline_after
 from memstore.listing import check_store
-from memstore.store.model_fit import saved_weights
+from memstore.store.named_weights import named_weights
 from memstore.store.store import Store
 from memstore.store.values import Ref
 from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
-
-_WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
 
 
 @modes.uncompiled
@@ -84,10 +79,10 @@ def iter_weights(
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
-    found = _named(key, store.view(key, device="cpu"), prefix, names)
+    found = named_weights(key, store.view(key, device="cpu"), prefix, names)
     held = _brought(found.values())
     if held is not None:
-        found = _named(key, Ref(held).view(device="cpu"), prefix, names)
+        found = named_weights(key, Ref(held).view(device="cpu"), prefix, names)
     for name, leaf in found.items():
         tensor = loaded.get(id(leaf), leaf)
         if tensor is leaf and isinstance(leaf, StoredTensor):
@@ -106,46 +101,6 @@ def _brought(chosen: Iterable[torch.Tensor]) -> HeldVersion | None:
     source = next(iter(leaves.values())).stored.source
     wanted = sum(leaf.nbytes for leaf in leaves.values())
     return source.bring_whole() if 2 * wanted >= source.memory.nbytes else None
-
-
-@modes.uncompiled
-def _named(key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None) -> dict[str, torch.Tensor]:
-    weights = saved_weights(value)
-    if weights is not None and any(name.startswith(prefix) for name in weights):
-        value = weights
-    found: dict[str, torch.Tensor] = {}
-    origins: dict[str, Path] = {}
-    tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]
-    if isinstance(value, _WITHOUT_TENSORS):
-        raise UnsupportedValueError(
-            f"the value of {key!r} is {an_instance(value)}, and has no tensors to name", key=key
-        )
-    chosen = [one for one in tensors if one[0].startswith(prefix)]
-    if tensors and not chosen:
-        raise ValueError(f"no tensor of {key!r} has a name that starts with {prefix!r}: the first is {tensors[0][0]!r}")
-    for stored, path, tensor in chosen:
-        name: Any = stored[len(prefix) :]
-        if names is not None:
-            name = names(name)
-            if name is None:
-                continue
-            if not isinstance(name, str):
-                raise TypeError(f"names({stored[len(prefix) :]!r}) returned {name!r}: it returns a name, or None")
-        if name in found:
-            raise _one_name(key, name, origins[name], path)
-        found[name], origins[name] = tensor, path
-    return found
-
-
-def _one_name(key: str, name: str, *paths: Path) -> ValueError:
-    one, other = ("".join(f"[{part!r}]" for part in path) for path in paths)
-    are_alike = len({".".join(map(str, path)) for path in paths}) == 1
-    advice = (
-        "no mapping of names can tell them apart: get the key, and take them by its own keys"
-        if are_alike
-        else "names= may rename one of them, or leave it out by returning None"
-    )
-    return ValueError(f"two tensors of {key!r} would be called {name!r}: {one} and {other}; {advice}")
 
 
 def _of_mapping(names: object) -> str:

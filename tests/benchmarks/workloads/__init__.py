@@ -44,6 +44,7 @@ WORKLOADS = {
     "dcp": "checkpoints of torch.distributed.checkpoint, and 64 rows out of a tensor of 1 GiB",
     "dcp-cold": "the same, their pages dropped: loaded from the disk",
     "convert": "checkpoints converted from one format to another, beside a copy of the file",
+    "buckets": "a state_dict of 1 GiB put into a bucket, parts of it read, and increments",
     "wake": "wait() in another process: from the put to the wake",
     "aio": "calls that tasks await, and a thousand waits at once",
     "deferred": "modules without memory: recorded, and their weights out of a snapshot",
