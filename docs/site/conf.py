@@ -38,7 +38,7 @@ copybutton_prompt_text = "$ "
 
 # --- the reference, from the docstrings -------------------------------------------------------------------------------
 default_role = "py:obj"  # `Store.put` in a docstring links there, if there is such a name
-autodoc_mock_imports = ["torchrl"]  # it wants another tensordict than ours; nothing of it is shown
+autodoc_mock_imports = ["torchrl", "vllm"]  # environments of their own have them; nothing of them is shown
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"

@@ -125,10 +125,11 @@ JOINT = re.compile(r"^    [*\w]+(?:, [*\w]+)+:")
 
 @cache
 def public_names() -> dict[str, Any]:
-    """What users import, by full name; without torchrl, which few have, also without the names that need it."""
+    """What users import, by full name; without torchrl or vllm, which few have, also without the names that need it."""
     found: dict[str, Any] = {}
     for door, module in public_doors().items():
-        if door == "memstore.integrations.torchrl" and find_spec("torchrl") is None:
+        package = door.removeprefix("memstore.integrations.")
+        if package in ("torchrl", "vllm") and find_spec(package) is None:
             continue
         imported = importlib.import_module(door)
         offered = module.offered or {name for name, value in vars(imported).items() if is_of(value, door)}

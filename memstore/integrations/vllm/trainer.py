@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from memstore.errors import KeyNotFoundError
-from memstore.integrations.vllm.weights import BASE, CHANGED, WEIGHTS, Round, keeping, newest_round
+from memstore.integrations.vllm.weights import BASE, CHANGED, WEIGHTS, Round, keeping
 from memstore.integrations.vllm.worker import MemstoreInitInfo
 from memstore.sharding import TensorShard
 from memstore.store.opening import open as open_store
@@ -214,15 +214,14 @@ def update_workers(
         KeyNotFoundError: there are no weights yet.
         What the client raises.
     """
-    found = newest_round(store, key) if wanted is None else wanted
-    if not found.version:
-        raise KeyNotFoundError(f"{key!r}: there are no weights under this key yet", key=key)
-    with keeping(store, key, found):
+    with keeping(store, key, wanted) as found:
+        if not found.version:
+            raise KeyNotFoundError(f"{key!r}: there are no weights under this key yet", key=key)
         _start(client)
         info = {"version": found.version, "changed": found.changed}
         client.update_weights(info if place is None else {**info, "place": place})
         client.finish_weight_update(str(found))
-    return found
+        return found
 
 
 def _start(client: Any) -> None:
