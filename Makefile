@@ -3,7 +3,9 @@
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
 #   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
 #   make test-alone    each file of tests in a process of its own; part of test-full
-#   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full   make test-vllm: with vllm
+#   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
+#   make test-frameworks  those with Lightning, Accelerate, transformers' Trainer and torchtitan, likewise
+#   make test-vllm    those with vLLM's classes, likewise
 #   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
 #   make docs        the documentation as a site, in build/site
@@ -18,6 +20,7 @@ VENV  := .venv
 WORKERS ?= 3  # on 2 cores: many tests wait for processes of their own
 RUN   := $(VENV)/bin/python
 WITH_TORCHRL := .venv-torchrl
+WITH_FRAMEWORKS := .venv-frameworks
 WITH_VLLM := .venv-vllm
 
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))
@@ -27,7 +30,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 # Thousands of processes import memstore: each would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-full test-alone test-malloc test-torchrl test-vllm check lint types docs bench bench-long format clean dist try-dist release-check
+.PHONY: demo test test-full test-alone test-malloc test-torchrl test-frameworks test-vllm check lint types docs bench bench-long format clean dist try-dist address release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -37,12 +40,14 @@ test: $(VENV)/.has-test
 	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
 # The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
-test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
+test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release $(VENV)/.has-check
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
 	@$(MAKE) --no-print-directory test-alone
 	@$(MAKE) --no-print-directory test-malloc
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
+	@if $(MAKE) --no-print-directory $(WITH_FRAMEWORKS)/.has-frameworks; then $(MAKE) --no-print-directory test-frameworks; else \
+		echo "memstore: skipped make test-frameworks: they could not be installed, see above" >&2; fi
 	@if $(MAKE) --no-print-directory $(WITH_VLLM)/.has-vllm; then $(MAKE) --no-print-directory test-vllm; else \
 		echo "memstore: skipped make test-vllm: vllm could not be installed, see above" >&2; fi
 
@@ -70,6 +75,24 @@ $(WITH_TORCHRL)/.has-torchrl: pyproject.toml Makefile
 	@$(WITH_TORCHRL)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
 	@$(WITH_TORCHRL)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]" \
 		"torch==$(TORCH)" "torchrl>=0.14.1,<0.15"
+	@touch $@
+
+# They bring 30 packages, of which memstore needs none. torchtitan's own requirements have 40 more (wandb, datasets, ...):
+# its checkpoints need these few.
+test-frameworks: $(WITH_FRAMEWORKS)/.has-frameworks
+	HYPOTHESIS_PROFILE=full $(WITH_FRAMEWORKS)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full" \
+		tests/integrations/frameworks tests/formats/test_export_hf.py \
+		$(addprefix "tests/documents/test_snippets.py::test_a_page_runs_as_a_newcomer_copies_it[docs/,\
+			$(addsuffix .md]",transformers lightning accelerate torchtitan))
+
+$(WITH_FRAMEWORKS)/.has-frameworks: pyproject.toml Makefile
+	@$(MAKE) --no-print-directory VENV=$(WITH_FRAMEWORKS) $(WITH_FRAMEWORKS)/.ready
+	@echo "memstore: installing lightning, accelerate and torchtitan into $(WITH_FRAMEWORKS), once" >&2
+	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
+	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]" \
+		"torch==$(TORCH)" "lightning>=2.6,<2.7" "accelerate>=1.15,<2" "transformers>=5.24,<6" \
+		torchdata tyro einops torch_checkpointing "spmd_types==0.2.3"
+	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0"
 	@touch $@
 
 # vLLM's own packages want a GPU's torch. Its registries, workers, layers, routes and clients run on a CPU with those
@@ -127,11 +150,16 @@ try-dist: dist
 	bin/python -m pip install --quiet --disable-pip-version-check "$$(ls "$(CURDIR)"/dist/*.whl)[cli]" "torch==$(TORCH)" && \
 	bin/python -m pip check && bin/python "$(CURDIR)/examples/put_get.py" && bin/memstore bench
 
+# Puts the repository's address in the place of the placeholder, in all files that have it.
+address:
+	@case "$(REPOSITORY)" in https://*/*/*) ;; *) echo "memstore: say REPOSITORY=https://github.com/NAME/memstore" >&2; exit 1;; esac
+	git grep -lF https://github.com/OWNER/memstore -- . ':!Makefile' ':!tests' | xargs sed -i 's#https://github.com/OWNER/memstore#$(REPOSITORY)#g'
+
 release-check: $(VENV)/.has-release
 	@$(RUN) -m tests.packaging.ready "$(VERSION)"
 
 clean:
-	rm -rf $(VENV) $(WITH_TORCHRL) $(WITH_VLLM) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(WITH_TORCHRL) $(WITH_FRAMEWORKS) $(WITH_VLLM) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp an extra; older than pyproject.toml, it is stale. A second run of pip finds everything there and takes a second.

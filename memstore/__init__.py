@@ -33,6 +33,7 @@ For who works on memstore, the layers; each imports only what stands above it:
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     checkpoints/          the checkpoints of a run: saved, kept by rules, found again
     distributed/          one store across hosts: its rules
+    metrics/, ui/         figures of a store and of calls; the page that shows them
     cli/                  the command line
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog. `memstore.open`
@@ -99,6 +100,8 @@ if TYPE_CHECKING:
     from memstore import errors as errors
     from memstore import fake as fake
     from memstore import integrations as integrations
+    from memstore import metrics as metrics
+    from memstore import ui as ui
     from memstore._info import (
         ClusterStatus,
         EntryInfo,
@@ -160,7 +163,7 @@ _HOMES = {
 }
 
 # memstore.fake.fake_mode, without an import of its own
-_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations"})
+_ROOMS = frozenset({"aio", "convert", "deferred_init", "errors", "fake", "integrations", "metrics", "ui"})
 
 __all__ = [
     "AddressUnavailableError",

@@ -72,6 +72,7 @@ class EntryInfo:
         owner: of a store on several hosts, the one that owns the key: its name and address. Else None.
         recovered: the host that owned the key was removed, and this version is the newest that the others had. It is
             the newest of all, unless another host was lost as well, or did not answer.
+        spilled: its bytes, or some of them, were moved to the folder of `spill`.
     """
 
     key: str
@@ -84,9 +85,11 @@ class EntryInfo:
     files: tuple[str, ...]
     owner: str | None = None
     recovered: bool = False
+    spilled: bool = False
 
     def __str__(self) -> str:
-        return f"{self.key!r} version {self.version}: {self.structure}, {self.kind}, {size(self.nbytes)}"
+        moved = ", moved to a disk" if self.spilled else ""
+        return f"{self.key!r} version {self.version}: {self.structure}, {self.kind}, {size(self.nbytes)}{moved}"
 
     def __repr__(self) -> str:
         return f"<memstore.EntryInfo {self}>"
@@ -135,6 +138,7 @@ class StoreStats:
         pinned_bytes: of files that are retired, and still held by a process or by a lease.
         filling_bytes: of files that are being written.
         pending_bytes: of the parts of sharded puts that wait for other ranks.
+        spilled_bytes: of the files that were moved to the folder of `spill`, and take no memory.
         capacity: how many bytes all files may take together; None: there is no limit.
         catalog_bytes: of the catalog, which has the values that have no file of their own.
         huge_page_bytes: of this process's mappings, as far as they are on huge pages.
@@ -149,6 +153,7 @@ class StoreStats:
     pinned_bytes: int
     filling_bytes: int
     pending_bytes: int
+    spilled_bytes: int
     capacity: int | None
     catalog_bytes: int
     huge_page_bytes: int
@@ -176,12 +181,14 @@ def rows_of_space(stats: StoreStats) -> tuple[tuple[str, str, str], ...]:
     """Returns the rows of a table of the space that a store takes: names, sizes, and what they mean."""
     room = "no capacity set" if stats.capacity is None else f"of a capacity of {size(stats.capacity)}"
     by = f" by pid {', '.join(map(str, stats.pinned_by))}" if stats.pinned_by else ""
+    spilled = [("spilled", size(stats.spilled_bytes), "moved to a disk")] if stats.spilled_bytes else []
     return (
         ("live", size(stats.live_bytes), room),
         ("reusable", size(stats.reusable_bytes), "replaced, and kept for the next puts"),
         ("pinned", size(stats.pinned_bytes), f"replaced, and held{by}"),
         ("filling", size(stats.filling_bytes), "being written"),
         ("pending", size(stats.pending_bytes), "parts of sharded puts that wait for other ranks"),
+        *spilled,
         ("catalog", size(stats.catalog_bytes), "with the small values, which have no file of their own"),
     )
 

@@ -54,12 +54,15 @@ def _in_the_store(path: str) -> list[str]:
             leased = root.catalog.view(lambda transaction: dict(transaction.numbers("leases", 1000)))
             parts = root.catalog.view(parts_that_wait)
             kept = root.catalog.view(kept_for_other_hosts)
+            moved, spill = root.catalog.view(tables.spilled_segments), root.storage.spill_folder()
             records = [*(root.catalog.read(key.encode()) for key in keys), *root.catalog.view(_kept_records)]
     folder = f"{path}/segments"
     present = {f"{folder}/{name}" for name in os.listdir(folder)}
-    used = {segment_path(folder, one.segment) for record in records if record for one in record.segments}
-    used |= {segment_path(folder, segment) for segment in parts | kept}
-    expected = used | {segment_path(folder, segment) for segment in leased if segment in rows}
+    if spill is not None:
+        present |= {f"{spill}/{name}" for name in os.listdir(spill) if name != "store"}
+    named = {one.segment for record in records if record for one in record.segments} | parts | kept
+    used = {segment_path(spill if spill and one in moved else folder, one) for one in named}
+    expected = used | {segment_path(spill if spill and one in moved else folder, one) for one in leased if one in rows}
     idle = {segment: row for segment, row in rows.items() if row.state != (PREPARED if segment in parts else LIVE)}
     return [
         *(f"a filling row: {row}" for row in filling),

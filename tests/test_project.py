@@ -29,7 +29,7 @@ PACKAGE = ROOT / "memstore"
 LAYERS = (
     ("errors",),
     ("_threads", "_parsing", "_version"),
-    ("_compat", "_wording"),
+    ("_compat", "_wording", "_telling"),
     ("_modes", "_arguments", "_ranks"),
     ("_info",),
     ("_progress",),
@@ -42,12 +42,14 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("dataloader", "snapshot", "fake"),
+    ("dataloader", "snapshot", "fake", "tricks"),
     ("datasets", "deferred_init"),
     ("replay",),
     ("aio",),
     ("integrations",),
     ("convert", "checkpoints"),
+    ("metrics",),
+    ("ui",),
     ("cli",),
     ("", "__main__"),  # memstore/__init__.py, which names everything
 )

@@ -19,11 +19,11 @@ copyright = author
 release = version = memstore.__version__
 
 root_doc = "index"
-exclude_patterns = ["site"]
+exclude_patterns = ["site", "notebooks/README.md"]
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",  # Args:, Returns:, Raises: of our docstrings
-    "myst_parser",  # Markdown
+    "myst_nb",  # Markdown, by myst-parser, and notebooks
     "sphinx_copybutton",
     "sphinx_design",  # the cards of the home page
     "docstrings",  # this one and the next two are beside this file
@@ -33,12 +33,17 @@ extensions = [
 
 # --- Markdown: what GitHub shows, and no directives, so that pages read well in both places ---------------------------
 myst_heading_anchors = 4  # named as GitHub names them
+nb_execution_mode = "force"  # the notebooks run each time, so what the site shows is what they print today
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds a cell
+nb_execution_in_temp = True
 highlight_language = "none"  # a fence without a language
 copybutton_prompt_text = "$ "
 
 # --- the reference, from the docstrings -------------------------------------------------------------------------------
 default_role = "py:obj"  # `Store.put` in a docstring links there, if there is such a name
-autodoc_mock_imports = ["torchrl", "vllm"]  # environments of their own have them; nothing of them is shown
+# They are in environments of their own; nothing of them is shown.
+autodoc_mock_imports = ["accelerate", "lightning", "torchrl", "torchtitan", "transformers", "vllm"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast, overload
 
 import torch
 
@@ -35,9 +35,13 @@ from memstore.store.weights import iter_weights as iter_weights_blocking
 from memstore.view import StoredTensor
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from memstore.distributed.serving import Cluster
+    from memstore.store.values import GetOptions
+
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 # --- Opening a store; the stores of this machine ---------------------------------------------------------------------
@@ -62,6 +66,7 @@ def open(
     checksum: bool | None = None,
     inline_limit: int | None = None,
     capacity: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
     verify: bool = False,
     allow_pickle: bool = False,
     unix_group: int | str | None = None,
@@ -90,6 +95,7 @@ def open(
         "checksum": checksum,
         "inline_limit": inline_limit,
         "capacity": capacity,
+        "spill": spill,
         "verify": verify,
         "allow_pickle": allow_pickle,
         "unix_group": unix_group,
@@ -402,6 +408,14 @@ class AsyncStore(Awaits[Store]):
     pop = awaited(Store.pop)
     setdefault = awaited(Store.setdefault)
 
+    @overload
+    async def get(
+        self, key: str, default: Any = ..., *, as_type: None = None, **options: Unpack[GetOptions]
+    ) -> Any: ...
+    @overload
+    async def get(self, key: str, *, as_type: type[T], **options: Unpack[GetOptions]) -> T: ...
+    @overload
+    async def get(self, key: str, default: D, *, as_type: type[T], **options: Unpack[GetOptions]) -> T | D: ...
     @called_as(Store.get)
     async def get(self, key: str, default: Any = NO_DEFAULT, **options: Any) -> Any:
         lazy = self._lazy
@@ -592,7 +606,19 @@ class AsyncStore(Awaits[Store]):
 
     # --- references and rows -----------------------------------------------------------------------------------------
 
-    view = awaited(Store.view)
+    if TYPE_CHECKING:
+
+        @overload
+        async def view(
+            self, key: str, *, device: torch.device | str | None = ..., version: int | None = ..., as_type: None = ...
+        ) -> Any: ...
+        @overload
+        async def view(
+            self, key: str, *, device: torch.device | str | None = ..., version: int | None = ..., as_type: type[T]
+        ) -> T: ...
+        async def view(self, key: str, **options: Any) -> Any: ...
+    else:
+        view = awaited(Store.view)
     ref = awaited(Store.ref, _as_ref)
     pin = awaited(Store.pin, _as_pin)
     create_dataset = awaited(Store.create_dataset, _as_dataset)
@@ -608,6 +634,7 @@ class AsyncStore(Awaits[Store]):
 
     attach = awaited(Store.attach)
     export = awaited(Store.export)
+    export_hf = awaited(Store.export_hf)
     gc = awaited(Store.gc)
     set_quota = awaited(Store.set_quota)
     quotas = awaited(Store.quotas)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 from memstore._arguments import encode_key, older_version
+from memstore._telling import is_wanted
 from memstore._threads import Hooks, around_forks
 from memstore.aio.calls import HERE, call
 from memstore.engine import (
@@ -469,8 +469,6 @@ class Wakeup:
 # --- A store that its first call opens; which pool of threads takes a call of it -------------------------------------
 
 
-log = logging.getLogger("memstore")
-
 ALL_HOSTS = "all hosts"  # the pool of calls that may ask several
 
 
@@ -511,7 +509,7 @@ class LazyStore:
         self.root, self.timeout = absolute_path(path), options["timeout"]
         self.ready: Store | None = None
         self.opened_root: Root | None = None
-        self.tells = log.isEnabledFor(logging.DEBUG)
+        self.tells = is_wanted()
         self.mode: Mode = mode
         self.is_closed = False
         self.remote_waits: dict[Hashable, RemoteWaits] = {}  # by loop and pool, while there are any
@@ -631,7 +629,7 @@ async def wait_for(lazy: LazyStore, key: str, newer_than: int, deadline: float, 
     Args:
         deadline: the monotonic time at which the timeout of so many `seconds` ends.
     """
-    began = time.perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
+    began = time.perf_counter() if is_wanted() else 0.0
     name, newer_than = encode_key(key), older_version(newer_than)
     store = lazy.ready
     if store is None:
@@ -684,7 +682,7 @@ def _remote_waits(lazy: LazyStore, root: Root, pool: Hashable) -> Generator[Remo
 
 async def wait_for_any(lazy: LazyStore, wanted: index.AwaitedKeys, seconds: float) -> dict[str, int]:
     """Waits for newer versions of several keys, as `Store.wait_any`."""
-    began = time.perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
+    began = time.perf_counter() if is_wanted() else 0.0
     deadline = deadline_after(seconds)
     some = (wanted.prefix if wanted.keys is None else wanted.keys[0]).decode()
     store = lazy.ready

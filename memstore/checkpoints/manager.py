@@ -134,9 +134,10 @@ class CheckpointManager:
         async_: whether training goes on while a step is written, and old ones are removed.
         backend: "snapshot", or "dcp" for checkpoints of `torch.distributed.checkpoint` (in memstore's format).
             `restore` reads both, whichever it is.
-        incremental: save what has changed since the step before, and share the rest with it by hard links: see `base`
-            of `Snapshot.take`. Any step may still be removed. A number: each so many-th save is whole, so that a
-            damaged block of a disk doesn't stay in all later steps. For snapshots.
+        incremental: save what has changed since the step before, and share the rest with it by hard links, or in a
+            bucket by copies that the service makes: see `base` of `Snapshot.take`. Any step may still be removed. A
+            number: each so many-th save is whole, so that a damaged block of a disk doesn't stay in all later steps.
+            For snapshots.
         then: further folders for the same steps: from memory to a disk. The rules are those of the last one; the others
             keep the newest step. `restore` takes a step from the first one that has it. For snapshots.
         replicated: as of `Snapshot.take`, for snapshots: patterns of what all ranks have alike.
@@ -209,8 +210,6 @@ class CheckpointManager:
         self._tiers: list[StepStorage] = [self._storage, *[steps_at(one, bucket) for one in tiers_of(then)]]
         if backend == "dcp" and (incremental or self._tiers[1:]):
             raise ValueError("incremental= and then= are for snapshots: leave out backend='dcp'")
-        if incremental and is_url(self._storage.root):
-            raise ValueError(f"incremental= is for folders, and not for {self._storage.root}: leave it out")
         self._running: RunningSave | None = None
         self._removal: threading.Thread | None = None
         self._has_place = False  # whether it is known which step this run continues

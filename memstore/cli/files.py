@@ -142,10 +142,14 @@ def _said_of_new(root: str) -> str:
 @path
 @click.option(
     "--format",
-    type=click.Choice(["safetensors", "memmap", "torch"]),
-    help="Default: torch if PATH ends with .pt, .pth, .bin or .ckpt; otherwise safetensors.",
+    type=click.Choice(["safetensors", "memmap", "torch", "huggingface"]),
+    help="Default: torch if PATH ends with .pt, .pth, .bin or .ckpt; huggingface with --config; otherwise safetensors.",
 )
 @click.option("--max-shard-size", help='Write several files of at most this size: "5GB".')
+@click.option("--config", type=click.Path(), help="Of huggingface: config.json, or a folder with it and a tokenizer.")
+@click.option("--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), help="Of huggingface: cast to it.")
+@click.option("--prefix", help="Of huggingface: removed from names; tensors without it are left out.")
+@click.option("--link", is_flag=True, help="Of huggingface: hard links to attached files, where possible.")
 @click.option("-f", "--force", is_flag=True, help="Replace a file that is there.")
 @allow_pickle
 @as_json
@@ -155,20 +159,47 @@ def export(
     path: str,
     format: Any,
     max_shard_size: str | None,
+    config: str | None,
+    dtype: str | None,
+    prefix: str | None,
+    link: bool,
     force: bool,
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`."""
+    """Write KEY to the file or folder PATH, completely or not at all. A .npy file is written by `memstore get -o`.
+
+    `huggingface` is a folder of weights as from_pretrained, SGLang and llama.cpp's converter read it.
+    """
+    given = {"--config": config, "--dtype": dtype, "--prefix": prefix, "--link": link}
+    if format is None and config is not None:
+        format = "huggingface"
+    if format != "huggingface" and any(given.values()):
+        name = next(name for name, value in given.items() if value)
+        raise click.UsageError(f"{name} is for --format huggingface")
     if format is None:
         if path.endswith(".npy"):
             raise click.UsageError("a .npy file holds one tensor: `memstore get ROOT KEY LEAF -o FILE` writes it")
         format = "torch" if path.endswith((".pt", ".pth", ".bin", ".ckpt")) else "safetensors"
-    _check_target(path, format, max_shard_size)
+    _check_target(path, "safetensors" if format == "huggingface" else format, max_shard_size)
     if not force and os.path.lexists(path) and not os.path.isdir(path):
         raise AlreadyExistsError(f"{path} exists: --force replaces it, or say another file")
     with memstore.open(root, "r", allow_pickle=allow_pickle) as store, render.progress("exporting") as advance:
-        store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
+        if format == "huggingface":
+            import torch
+
+            store.export_hf(
+                key,
+                path,
+                config=config,
+                max_shard_size=max_shard_size or "5GB",
+                dtype=None if dtype is None else getattr(torch, dtype),
+                prefix=prefix or "",
+                link=link,
+                progress=advance,
+            )
+        else:
+            store.export(key, path, format=format, max_shard_size=max_shard_size, progress=advance)
     files = [os.path.join(parent, name) for parent, _, names in os.walk(path) for name in names]  # none: it is a file
     nbytes = sum(map(os.path.getsize, files or [path]))
     render.tell(

@@ -159,10 +159,10 @@ allow_pickle = click.option(
 
 
 _SECTIONS = {
-    "Look": ("stores", "ls", "tree", "info", "versions", "get", "diff", "watch", "top", "stats"),
+    "Look": ("stores", "ls", "tree", "info", "versions", "get", "diff", "watch", "top", "stats", "metrics", "ui"),
     "Change": ("put", "cp", "rm", "clear", "destroy", "abort"),
     "Other files": ("attach", "export", "convert", "snapshot", "checkpoints"),
-    "Upkeep": ("quota", "verify", "repair", "gc", "bench"),
+    "Upkeep": ("quota", "spill", "verify", "repair", "gc", "bench"),
     "Several hosts": ("serve", "status", "policy", "drain", "promote", "remove"),
     "Shells": ("completion",),
 }

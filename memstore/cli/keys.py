@@ -138,7 +138,8 @@ def _list_keys(found: Iterable[ListedEntry], prefix: str, *, is_long: bool) -> N
             nbytes += one.nbytes
             if is_long:  # in this machine's time
                 created = datetime.datetime.fromtimestamp(one.created).isoformat(" ", "seconds")
-                yield one.key, one.type, one.content, one.kind, f"{one.nbytes:,}", str(one.version), created
+                kind = f"{one.kind}, on disk" if one.spilled else one.kind
+                yield one.key, one.type, one.content, kind, f"{one.nbytes:,}", str(one.version), created
             else:
                 yield cells(one)
 
@@ -226,6 +227,7 @@ def info(root: str, key: str, as_json: bool) -> None:
         if record is None:
             raise no_value(opened(keyspace), encode_key(key))
         files, nbytes = files_of(opened(keyspace), record), value_bytes(record)
+        is_spilled = index.is_spilled(opened(keyspace), record)
         rows = f"{filled(opened(keyspace), key, record)}, " if record.is_mutable else ""
         described: EntryInfo | None = None
         try:
@@ -239,7 +241,8 @@ def info(root: str, key: str, as_json: bool) -> None:
         if record.boxes is not None:
             described = described or _describe(root, key)
     size, age = wording.size(nbytes), wording.age(record.created)
-    render.head(f"[bold]{render.printable(key)}[/]  {rows}version {record.version}, {size}, {age} old")
+    where = ", moved to a disk" if is_spilled else ""
+    render.head(f"[bold]{render.printable(key)}[/]  {rows}version {record.version}, {size}, {age} old{where}")
     for file in files:
         render.console.print(f"[dim]{render.printable(file)}[/]")
     layouts = number_layouts(described.leaves if described is not None else ())

@@ -44,7 +44,17 @@ from memstore.cli.group import (
 )
 from memstore.cli.keys import tell_pattern
 from memstore.cli.messages import in_words, message_of
-from memstore.engine import Holding, destroy_root, is_served, resource_errors, who_holds
+from memstore.engine import (
+    Creation,
+    Holding,
+    close_root,
+    command_of,
+    destroy_root,
+    is_served,
+    open_root,
+    resource_errors,
+    who_holds,
+)
 from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, NotServedError, StoreTimeoutError
 from memstore.listing import entries, open_keyspace, opened
 
@@ -166,6 +176,7 @@ def _time(seconds: float) -> str:
 
 
 _PATIENCE = 1.0  # seconds before a wait is told
+_OPEN_WITHIN = 30.0  # seconds, as `memstore.open`
 
 
 @cli.command(short_help="Show the space it takes, and who holds replaced versions.")
@@ -304,6 +315,30 @@ def quota(root: str, prefix: str | None, size: str | None, end: bool, as_json: b
         render.console.print("no quotas")
 
 
+@cli.command(short_help="Show or set the folder to which values move when there is no room.")
+@root
+@click.argument("path", required=False, type=click.Path())
+@as_json
+def spill(root: str, path: str | None, as_json: bool) -> None:
+    """Show what values a store has moved to a disk; or set PATH, the folder to which they move when there is no room.
+
+    Values that nobody has read for longest move there, and are read from there.
+    """
+    if path is not None:
+        with resource_errors(root):
+            close_root(open_root(root, "r+", Creation(spill=os.path.abspath(path)), _OPEN_WITHIN))
+    with open_keyspace(root, "r") as store:
+        folder, nbytes = opened(store).storage.spill_folder(), store.stats().spilled_bytes
+        moved = sum(one.spilled for one in entries(store)) if nbytes else 0
+    free = 0 if folder is None else shutil.disk_usage(folder).free
+    said = "no folder is set: values stay in the store's own"
+    if folder is not None:
+        count = wording.count_of(moved, "value", "values")
+        said = f"{count} of {wording.size(nbytes)} in {folder}, which has {wording.size(free)} free"
+    found = {"folder": folder, "values": moved, "nbytes": nbytes, "free_bytes": free}
+    render.tell(found, said, as_json=as_json)
+
+
 @cli.command(short_help="Free the files that nobody holds.")
 @root
 @as_json
@@ -383,15 +418,6 @@ def _fitted(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
 def _held_names(one: Holding) -> str:
     keys = [*dict.fromkeys(one.keys), *(f"{key} (replaced)" for key in dict.fromkeys(one.replaced))]
     return wording.first_of(keys, _NAMED) if keys else "(open)"
-
-
-def command_of(pid: int) -> str:
-    """Returns a process's command line, as /proc has it; empty if it has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 # --- stores, clear, destroy ------------------------------------------------------------------------------------------

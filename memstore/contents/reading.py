@@ -219,7 +219,11 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
     """
     record, mapping = held.record, held.mapping
     if record.is_mutable:
-        _verify_mutable(root, key, held)
+        try:
+            capacity = structure.capacity_of(held.record.description, held.record.nbytes)
+            check_page(memory_of(held).data, capacity)
+        except CorruptionError as error:
+            raise damaged(root, key, held.record, error.detail) from error
         done(record.nbytes)
         return False
     try:
@@ -230,15 +234,6 @@ def verify(root: Root, key: str, held: MappedEntry, done: Callable[[int], None])
     if record.checksums is None:
         done(record.nbytes)
     return mapping is None or record.checksums is not None or not record.nbytes
-
-
-def _verify_mutable(root: Root, key: str, held: MappedEntry) -> None:
-    """Checks description and control page of rows, which have no checksums. Raises CorruptionError."""
-    try:
-        capacity = structure.capacity_of(held.record.description, held.record.nbytes)
-        check_page(memory_of(held).data, capacity)
-    except CorruptionError as error:
-        raise damaged(root, key, held.record, error.detail) from error
 
 
 # --- Checksums -------------------------------------------------------------------------------------------------------

@@ -81,18 +81,20 @@ from memstore.errors import (
 from memstore.formats import ByteMeter, as_tensordict, file_format, sync_all
 from memstore.snapshot import is_snapshot, load_manifest
 from memstore.snapshot.buckets import bucket_options, is_url, path_or_url
-from memstore.snapshot.copying import copy_snapshot
+from memstore.snapshot.copying import copy_snapshot, fetch_folder
 from memstore.snapshot.stored import Stored
 from memstore.structure import expanded_bytes
 
 # --- Formats ---------------------------------------------------------------------------------------------------------
 
 
-Format = Literal["dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch", "torchsnapshot"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-WRITTEN: tuple[Format, ...] = tuple(name for name in FORMATS if name != "torchsnapshot")
+ConvertFormat = Literal[
+    "dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch", "torchsnapshot"
+]
+FORMATS: tuple[ConvertFormat, ...] = get_args(ConvertFormat)
+WRITTEN: tuple[ConvertFormat, ...] = tuple(name for name in FORMATS if name != "torchsnapshot")
 
-_FILES: dict[str, Format] = {
+_FILES: dict[str, ConvertFormat] = {
     ".safetensors": "safetensors",
     ".pt": "torch",
     ".pth": "torch",
@@ -103,14 +105,14 @@ _SUFFIX = re.compile(r"\.[A-Za-z]\w*")  # of a file; "step-1.5" and "llama-3.1-8
 CHECKPOINT_VALUES = frozenset({"state", "bytes", "dcp"})  # of a snapshot that is a checkpoint of DCP
 
 
-def checked(name: str, known: tuple[Format, ...]) -> Format:
+def checked(name: str, known: tuple[ConvertFormat, ...]) -> ConvertFormat:
     """Raises ValueError for what is no format, or none of those known here."""
     if name not in known:
         raise ValueError(f"{name!r} is no format here; {', '.join(known)} are")
     return cast("Any", name)
 
 
-def source_format(path: str) -> Format:
+def source_format(path: str) -> ConvertFormat:
     """Returns which format a file or folder has.
 
     Raises:
@@ -142,7 +144,7 @@ def source_format(path: str) -> Format:
     return "memmap" if found == "memmap" else "huggingface"
 
 
-def check_source(path: str, format: Format) -> None:
+def check_source(path: str, format: ConvertFormat) -> None:
     """Raises NotAStoreError for a path without what all of this format have, and says which format it looks like."""
     expected = _missing(path, format) if os.path.exists(path) else ""  # a link may lead to nothing
     if not expected:
@@ -154,9 +156,13 @@ def check_source(path: str, format: Format) -> None:
     raise NotAStoreError(f"{path} is not of the format {format!r}: expected {expected}, found {_kind(path)}; {advice}")
 
 
-def _missing(path: str, format: Format) -> str:
+def _missing(path: str, format: ConvertFormat) -> str:
     """Returns what the format needs and the path lacks, "" for nothing. A file's reader says what is wrong with it."""
-    marks: dict[Format, str] = {"dcp": DCP_METADATA, "torchsnapshot": TORCHSNAPSHOT_METADATA, "memmap": "meta.json"}
+    marks: dict[ConvertFormat, str] = {
+        "dcp": DCP_METADATA,
+        "torchsnapshot": TORCHSNAPSHOT_METADATA,
+        "memmap": "meta.json",
+    }
     if format in marks:
         return "" if os.path.lexists(f"{path}/{marks[format]}") else f"a folder with {marks[format]}"
     if format in ("snapshot", "memstore-dcp"):
@@ -178,7 +184,7 @@ def _kind(path: str) -> str:
     )
 
 
-def checked_target(path: str, name: str) -> Format:
+def checked_target(path: str, name: str) -> ConvertFormat:
     """Raises ValueError for what is no format, and for a path with the suffix of another one's files."""
     found = checked(name, WRITTEN)
     suffix = os.path.splitext(path)[1]
@@ -190,7 +196,7 @@ def checked_target(path: str, name: str) -> Format:
     return found
 
 
-def target_format(path: str) -> Format:
+def target_format(path: str) -> ConvertFormat:
     """Returns the format that a new path is meant to have: by its suffix; a folder is a snapshot.
 
     Raises:
@@ -230,8 +236,8 @@ class Converted:
 
     source: str
     target: str
-    source_format: Format
-    target_format: Format
+    source_format: ConvertFormat
+    target_format: ConvertFormat
     tensors: int
     nbytes: int
 
@@ -270,8 +276,9 @@ def convert(
             have in the source. A file of a kilobyte can have a tensor of any size, if it is expanded.
         progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
             True: a bar, if standard error is a terminal, else lines of the logger "memstore".
-        storage_options: for a bucket, as of `memstore.Snapshot`, where `source` or `target` is the URL of a snapshot.
-            It passes through a folder for temporary files (TMPDIR), which needs room for it.
+        storage_options: for a bucket, as of `memstore.Snapshot`, where `source` or `target` is a URL. A source may be
+            of any format that is a folder, whose objects are all fetched; a target is a snapshot. It passes through a
+            folder for temporary files (TMPDIR), which needs room for it.
 
     Raises:
         UnsupportedValueError: the target can't express some leaves (all are named), the source needs pickle, contains
@@ -298,7 +305,7 @@ def convert(
     bucket = bucket_options(storage_options)
     with contextlib.ExitStack() as stack:
         path, made = (_place(one, stack) for one in (source, target))
-        if path.url:
+        if path.url and (is_snapshot(path.url, bucket) or not fetch_folder(path.url, path.local, bucket)):
             copy_snapshot(Stored(path.url, options=bucket), path.local, durable=False)
         if made.url:
             _check_bucket(made.url, target_as, bucket)
@@ -444,7 +451,7 @@ def _naming_lacks(target: str, nbytes: int) -> Generator[None]:
 # --- Readers ---------------------------------------------------------------------------------------------------------
 
 
-_READERS: dict[Format, Callable[[str, Rules], SourceValue]] = {
+_READERS: dict[ConvertFormat, Callable[[str, Rules], SourceValue]] = {
     "dcp": open_dcp,
     "huggingface": open_safetensors,
     "memmap": open_memmap,
@@ -456,7 +463,7 @@ _READERS: dict[Format, Callable[[str, Rules], SourceValue]] = {
 }
 
 
-def open_source(path: str, format: Format, rules: Rules) -> SourceValue:
+def open_source(path: str, format: ConvertFormat, rules: Rules) -> SourceValue:
     """Opens what is at a path.
 
     Raises:
@@ -495,7 +502,7 @@ class TargetDraft(NamedTuple):
     metadata: Mapping[str, str] = {}
 
 
-def draft_target(format: Format, found: SourceValue, rules: Rules, target: str) -> TargetDraft:
+def draft_target(format: ConvertFormat, found: SourceValue, rules: Rules, target: str) -> TargetDraft:
     """Drafts what is written of a value.
 
     Args:
@@ -564,7 +571,7 @@ def _draft_snapshot(found: SourceValue, rules: Rules, refusals: LeafRefusals, ta
     return TargetDraft(found.value, True, partial(write_snapshot, found, rules))
 
 
-_DRAFTS: dict[Format, Callable[[SourceValue, Rules, LeafRefusals, str], TargetDraft]] = {
+_DRAFTS: dict[ConvertFormat, Callable[[SourceValue, Rules, LeafRefusals, str], TargetDraft]] = {
     "dcp": _draft_dcp,
     "huggingface": partial(_draft_safetensors, True),
     "memmap": _draft_memmap,

@@ -47,7 +47,7 @@ from memstore.convert.leaves import (
     stand_in,
     why_not_whole,
 )
-from memstore.convert.naming import FlatItems, LeafRefusals, Sharing, flattened, nested, plain, special
+from memstore.convert.naming import FlatItems, LeafRefusals, OverlapCheck, flattened, nested, plain, special
 from memstore.errors import CorruptionError, MemstoreError, UnsupportedValueError, lacks_told
 from memstore.formats import ByteMeter, are_sizes, read_whole
 from memstore.integrations.dcp import StorageWriter
@@ -124,7 +124,11 @@ class _Checkpoint:
                 items[name] = self._tensor(name, said, places)
             else:
                 place = places.get((name, None)) or self._damaged(f"it doesn't say where {short(name)} is")
-                items[name] = self._object(name, place)
+                memory = self._files.bytes(place.name)
+                if place.start + place.size > len(memory):
+                    self._files.damaged(place.name, f"it has {len(memory):,} bytes, and {short(name)} lies beyond")
+                data = memory[place.start : place.start + place.size].tobytes()
+                items[name] = load_object(f"{self._path}: the item {short(name)}", data, self._rules)
         return SourceValue(nested(items, getattr(self._said, "planner_data", None), self._path), self._assembly.boxes)
 
     def _read_metadata(self) -> Any:
@@ -196,13 +200,6 @@ class _Checkpoint:
             )
         return self._files.tensor(place.name, placed.start, dtype, shape, placed.stride, placed.offset)
 
-    def _object(self, name: str, place: _StoredItem) -> Any:
-        memory = self._files.bytes(place.name)
-        if place.start + place.size > len(memory):
-            self._files.damaged(place.name, f"it has {len(memory):,} bytes, and {short(name)} lies beyond")
-        data = memory[place.start : place.start + place.size].tobytes()
-        return load_object(f"{self._path}: the item {short(name)}", data, self._rules)
-
     def _damaged(self, detail: str) -> NoReturn:
         raise CorruptionError(path=f"{self._path}/{DCP_METADATA}", detail=detail)
 
@@ -253,7 +250,7 @@ _FILE = "__0_0.distcp"  # of rank 0, its first
 def checkpoint_items(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> FlatItems:
     """Returns the items that a checkpoint has of a value."""
     flat = flattened(plain(found.value, refusals), refusals)
-    sharing = Sharing(refusals, untie=rules.untie)
+    sharing = OverlapCheck(refusals, untie=rules.untie)
     for name, item in flat.items.items():
         if isinstance(item, torch.Tensor):
             reason = special(item)

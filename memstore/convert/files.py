@@ -19,7 +19,7 @@ from torch.serialization import get_safe_globals  # pyright: ignore[reportUnknow
 from memstore import structure
 from memstore._wording import an, an_instance
 from memstore.convert.leaves import AssembledFile, BoxedTensor, Rules, SourceValue, take_apart
-from memstore.convert.naming import LeafRefusals, Sharing, entries, has_tensors, plain, special
+from memstore.convert.naming import LeafRefusals, OverlapCheck, entries, has_tensors, plain, special
 from memstore.engine import METADATA, PLAIN_METADATA, opened, syscalls
 from memstore.errors import UnsupportedValueError
 from memstore.formats import (
@@ -127,7 +127,7 @@ _SHARD_SIZE = 5 * 10**9  # bytes: what transformers, too, puts into a file by de
 def safetensors_tensors(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> dict[str, torch.Tensor]:
     """Returns the tensors by their names, those in dicts and lists joined by dots."""
     tensors: dict[str, torch.Tensor] = {}
-    sharing = Sharing(refusals, untie=rules.untie)
+    sharing = OverlapCheck(refusals, untie=rules.untie)
     for path, entry in entries(plain(found.value, refusals), refusals):
         name = ".".join(map(str, path)) or "tensor"
         if not isinstance(entry, torch.Tensor):
@@ -274,7 +274,7 @@ def _without_checksums() -> Generator[None]:
 
 def check_memmap(found: SourceValue, rules: Rules, refusals: LeafRefusals) -> None:
     """Adds what a TensorDict can't have. (Of TensorDicts, tensorclasses and stacks, tensordict itself knows.)"""
-    sharing = Sharing(refusals, untie=rules.untie)
+    sharing = OverlapCheck(refusals, untie=rules.untie)
     shown: Any = plain(found.value, LeafRefusals("memmap"))
     if type(shown) not in (dict, OrderedDict, NoneType):
         refusals.add((), f"{an_instance(shown)}, and a TensorDict is a dict")

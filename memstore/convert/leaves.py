@@ -69,7 +69,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Boxes = tuple[tuple[Box, torch.Tensor], ...]
 
 
-class ByteRange(NamedTuple):
+class LeafPiece(NamedTuple):
     """Some bytes of a tensor in C order, from `start` on."""
 
     start: int
@@ -104,22 +104,22 @@ class BoxedTensor:
             found += [(slab.moved(box.offsets), narrow_to(tensor, slab)) for slab in self._slabs(box.shape)]
         return tuple(found)
 
-    def pieces(self, most: int = PIECE) -> Iterator[ByteRange]:
+    def pieces(self, most: int = PIECE) -> Iterator[LeafPiece]:
         """Yields all of its bytes, in order."""
         if self.lies_in_order:
             for start in range(0, self.nbytes, most):
-                yield ByteRange(start, min(most, self.nbytes - start), None)
+                yield LeafPiece(start, min(most, self.nbytes - start), None)
             return
         at = 0
         for box in self._slabs(self.shape):
             nbytes = math.prod(box.shape) * self.dtype.itemsize
-            yield ByteRange(at, nbytes, box)
+            yield LeafPiece(at, nbytes, box)
             at += nbytes
 
     def _slabs(self, shape: Sequence[int]) -> Iterator[Box]:
         return slabs(shape, max(PIECE // self.dtype.itemsize, 1))
 
-    def read(self, piece: ByteRange) -> Bytes:
+    def read(self, piece: LeafPiece) -> Bytes:
         """Returns the bytes of a piece: those in memory, or a copy that is put together."""
         if piece.box is None:
             return memory_of(self.boxes[0][1])[piece.start : piece.start + piece.nbytes]
@@ -299,8 +299,8 @@ class _Pair(NamedTuple):
     name: Path
     one: BoxedTensor
     two: BoxedTensor
-    first: ByteRange
-    second: ByteRange
+    first: LeafPiece
+    second: LeafPiece
 
     @property
     def nbytes(self) -> int:
@@ -313,7 +313,7 @@ def _pairs(name: Path, one: BoxedTensor, two: BoxedTensor) -> list[_Pair]:
     slabs = list((two if one.lies_in_order else one).pieces())
     found: list[_Pair] = []
     for piece in slabs:
-        flat = ByteRange(piece.start, piece.nbytes, None)
+        flat = LeafPiece(piece.start, piece.nbytes, None)
         found.append(_Pair(name, one, two, flat if one.lies_in_order else piece, flat if two.lies_in_order else piece))
     return found
 

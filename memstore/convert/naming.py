@@ -120,7 +120,7 @@ def has_tensors(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(has_tensors, cast("list[Any]", value)))
 
 
-class Sharing:
+class OverlapCheck:
     """The tensors of a value that share memory with one another.
 
     Args:

@@ -1,11 +1,15 @@
 """Datasets: entries whose rows are written in place, by any process of the host. The rules: docs/decisions/015.
 
-spec     what a row is; rows on their way into a dataset, compared with that
-rows     the rows of an open entry, in the memory that the processes share; how one is created, and pickled
+rows     what a row is, and batches compared with that; the rows of an open entry, in the memory that the processes
+         share; how one is created, and pickled
 dataset  Dataset: what a user calls; how a Store creates and opens one
 
 Control page, mutex and states are the engine's: `engine/protocols/mutable.py`.
 """
+
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
 
 from __future__ import annotations
 
@@ -21,43 +25,20 @@ from memstore.datasets.dataset import (
     shared_rows,
 )
 from memstore.datasets.rows import (
+    Batch,
     EntryReference,
     NoLeafError,
+    Spec,
     arrays_over,
     as_name,
     as_row,
+    check_capacity,
     control_of,
     in_range,
     opened,
     put_entry,
     reduce,
+    rows_of_spec,
+    spec_of,
+    take_batch,
 )
-from memstore.datasets.spec import Batch, Spec, check_capacity, rows_of_spec, spec_of, take_batch
-
-__all__ = [
-    "Batch",
-    "Dataset",
-    "NoLeafError",
-    "EntryReference",
-    "SharedRows",
-    "Spec",
-    "arrays_over",
-    "as_name",
-    "as_row",
-    "control_of",
-    "create_dataset",
-    "create_dataset_from",
-    "hold_rows",
-    "in_range",
-    "open_dataset",
-    "opened",
-    "put_entry",
-    "reduce",
-    "rows_html",
-    "check_capacity",
-    "rows_of_spec",
-    "rows_text",
-    "shared_rows",
-    "spec_of",
-    "take_batch",
-]

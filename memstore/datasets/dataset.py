@@ -15,20 +15,26 @@ from memstore._threads import ABANDONED, check_abandoned
 from memstore._wording import count_of, shown, size, table_html, table_text
 from memstore.dataloader import BatchRow, as_rows, read_batch
 from memstore.datasets.rows import (
+    Batch,
     EntryReference,
     Rows,
+    Spec,
     as_name,
     as_row,
     check_absent,
     control_of,
     dataset_capacity,
     in_range,
+    naming,
     opened,
     places_of,
     put_entry,
     reduce,
+    rows_of_spec,
+    spec_of,
+    spec_of_batch,
+    take_batch,
 )
-from memstore.datasets.spec import Batch, Spec, naming, rows_of_spec, spec_of, spec_of_batch, take_batch
 from memstore.engine import (
     CONTROL_SIZE,
     CatalogCrowded,

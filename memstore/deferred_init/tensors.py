@@ -90,18 +90,6 @@ def note_wrapper(tensor: torch.Tensor) -> None:
             setattr(tensor, _VERSION, version_of(tensor))
 
 
-def _check_wrapper(tensor: torch.Tensor) -> None:
-    """Raises UnsupportedValueError if a wrapper was written: its parts don't know of it."""
-    with DisableTorchFunction():
-        writes = version_of(tensor) - getattr(tensor, _VERSION, 0)
-        if writes > 0:
-            times = "once" if writes == 1 else f"{writes} times"
-            raise UnsupportedValueError(
-                f"{an(type(tensor))} of shape {tuple(tensor.shape)} was written {times} while it was "
-                "deferred, which isn't recorded: write before it is distributed, or materialize it first"
-            )
-
-
 @functools.cache
 def note_new_parameters() -> None:
     """Arranges that parameters that wrap deferred tensors are noted when a module gets them."""
@@ -157,7 +145,14 @@ def materialize(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     with one_at_a_time():
         wrappers = [one for one in given if is_wrapper(one) and made_of(one) is None and is_deferred_tensor(one)]
         for one in wrappers:
-            _check_wrapper(one)
+            with DisableTorchFunction():
+                writes = version_of(one) - getattr(one, _VERSION, 0)
+                if writes > 0:
+                    times = "once" if writes == 1 else f"{writes} times"
+                    raise UnsupportedValueError(
+                        f"{an(type(one))} of shape {tuple(one.shape)} was written {times} while it was "
+                        "deferred, which isn't recorded: write before it is distributed, or materialize it first"
+                    )
         _materialize_parts([part for one in wrappers for part in parts_of(one)])
         return _materialize_parts(given)
 

@@ -76,12 +76,13 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
     return [record] if record is not None else found
 
 
-def pins_here(root: Root, name: bytes) -> dict[int, tuple[int, ...]]:
-    """Returns the processes that have pinned versions of a key, by version. Some of them may be dead by now."""
-    found: dict[int, tuple[int, ...]] = {}
-    for pin in root.catalog.view(tables.pins_of, name):
-        found[pin.version] = (*found.get(pin.version, ()), pin.pid)
-    return found
+def is_spilled(root: Root, record: Record) -> bool:
+    """Returns whether files of a version lie in the spill folder."""
+    if root.storage.spill_folder() is None or record.adopted is not None:
+        return False
+    return root.catalog.view(
+        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in record.segments)
+    )
 
 
 def quotas(root: Root) -> list[tables.QuotaRow]:
@@ -213,17 +214,31 @@ def _pages(
     after: bytes | None = None
     while True:
         root = opened()
-        keys = root.catalog.view(Transaction.keys, prefix, after, _KEYS_A_PAGE)
-        is_last = len(keys) < _KEYS_A_PAGE
-        if is_served(root):
-            deadline = deadline_after(timeout)
-            rows = elsewhere_of(root).keys(prefix, after or b"", _KEYS_A_PAGE, deadline, silent)
-            keys = [key for key, _ in rows]
-            is_last = not keys  # a page of several owners may be a short one
+        keys, is_last = _page(root, prefix, after, _KEYS_A_PAGE, timeout, silent)
         yield root, keys
         if is_last:
             return
         after = keys[-1]
+
+
+def _page(
+    root: Root, prefix: bytes, after: bytes | None, limit: int, timeout: float, silent: dict[bytes, str] | None = None
+) -> tuple[list[bytes], bool]:
+    """Returns up to `limit` keys beyond `after`, and whether they are sure to be the last ones."""
+    if is_served(root):
+        rows = elsewhere_of(root).keys(prefix, after or b"", limit, deadline_after(timeout), silent)
+        return [key for key, _ in rows], not rows  # a page of several owners may be a short one
+    keys = root.catalog.view(Transaction.keys, prefix, after, limit)
+    return keys, len(keys) < limit
+
+
+def records_after(
+    root: Root, prefix: bytes, after: bytes | None, limit: int, timeout: float
+) -> list[tuple[bytes, Record]]:
+    """Returns up to `limit` keys with `prefix` beyond `after`, each with its record. `timeout` is for other hosts."""
+    keys, _ = _page(root, prefix, after, limit, timeout)
+    rows = zip(keys, _records(root, keys, timeout), strict=True)
+    return [(key, record) for key, record in rows if record is not None]
 
 
 # --- wait -------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import msgspec
 from memstore._wording import of_no_place
 from memstore.engine import syscalls
 from memstore.engine.catalog.catalog import Catalog
-from memstore.engine.catalog.tables import Transaction
+from memstore.engine.catalog.tables import SPILLED, Transaction
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.protocols.change import SMALL
 from memstore.engine.protocols.recovery import LOOKED_AT, after_death, check_headers, check_publications
@@ -36,8 +36,10 @@ from memstore.engine.root.folder import (
     DOORBELL,
     LOCK,
     SEGMENTS,
+    SPILL,
     Settings,
     check_alone,
+    check_one_host,
     discard,
     has_settings,
     new_settings,
@@ -61,6 +63,7 @@ from memstore.engine.root.shared import (
     state_of,
     storage_error,
 )
+from memstore.engine.root.spill import check_spill, prepare_spill
 from memstore.engine.root.storage import LocalFiles, Overlay, StorageDriver, StorePaths
 from memstore.engine.sync.pages import LeaseWord, LockPage, is_lock_page, read_notes
 from memstore.engine.sync.primitives import Doorbell, SharedPage, deadline_after
@@ -93,6 +96,7 @@ class Creation:
     unix_group: int | str | None = None
     file_mode: int = 0o600
     capacity: int | None = None
+    spill: str | None = None  # the folder to which values move when there is no room
     shared: Literal["copy", "map"] | None = None  # make it a store on storage that hosts share, read in that way
 
 
@@ -142,6 +146,8 @@ def open_root(path: str, mode: str, creation: Creation, timeout: float) -> RootU
                 _remove_empty(real)
             raise
     root = use.root
+    with _closed_on_error(use):
+        _open_spill(root, creation.spill, deadline, writable=root.lock is not None and mode != "r")
     if root.lock is not None and mode != "r":
         with _closed_on_error(use), _replacement_told(root):
             if is_new:
@@ -405,6 +411,37 @@ def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
             root.catalog.update(write, is_delete=True)
 
     root.mutex.run(action, deadline)
+
+
+def _open_spill(root: Root, path: str | None, deadline: float, *, writable: bool) -> None:
+    """Names the folder to which values move, or looks whether that is there which the store has named.
+
+    Raises StorageError, ValueError; CrossHostError in a store of several hosts.
+    """
+    own = root.storage.spill_folder()
+    if path is None and own is None:
+        return
+    root.catalog.open_optional()
+    has_values = root.catalog.view(lambda transaction: transaction.count(SPILLED)) > 0
+    if path is None and own is not None:
+        check_spill(root.state, root.settings, own, has_values=has_values, writable=writable)
+        return
+
+    assert path is not None, "one of them was given"
+
+    def name_it() -> None:
+        own = root.storage.spill_folder()
+        found = os.path.join(os.path.realpath(path), root.settings.store)
+        if own is not None and found != own and has_values and not os.path.isdir(found):
+            raise ValueError(
+                f"{root.path} has moved values to {own}, and {os.path.realpath(path)} doesn't have them: move that "
+                f"folder to {found} while no process has the store open, or leave spill= out"
+            )
+        check_one_host(root.state, root.settings, SPILL)
+        prepared = prepare_spill(root.state, root.settings, path)
+        root.settings = folder.add_feature(root.state, root.settings, SPILL, prepared)
+
+    root.mutex.run(name_it, deadline)
 
 
 def _sweep(root: Root, deadline: float) -> None:

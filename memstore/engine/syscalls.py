@@ -315,6 +315,18 @@ def link(source: str, target: str, dir_fd: int | None = None, source_fd: int | N
     os.link(source, target, src_dir_fd=folder, dst_dir_fd=dir_fd, follow_symlinks=False)
 
 
+def copy_range(source: int, target: int, count: int, offset: int) -> int:
+    """Copies bytes of a file to the same offset of another one, and returns how many. Where it can, it shares them."""
+    try:
+        return os.copy_file_range(source, target, min(count, 1 << 28), offset, offset)
+    except OSError as error:  # between file systems, or not one of this kind
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+    data = os.pread(source, min(count, 1 << 22), offset)
+    write_at(target, data, offset)
+    return len(data)
+
+
 def replace(source: str, target: str, dir_fd: int | None = None) -> None:
     """Renames a file over another one. With `dir_fd`, both are names in that folder."""
     os.replace(source, target, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
@@ -447,26 +459,21 @@ def map_into(place: list[int], fd: int, size: int, flags: int = 0, *, shared: bo
     pages only where address and offset in the file agree modulo 2 MiB. To ask for a free address of that kind takes
     2 us; MAP_FIXED over a larger reservation 5, and 2 more to unmap what is left of that.
     """
-    flags |= _MAP_SHARED if shared else _MAP_PRIVATE
-    if size < HUGE_PAGE:
-        _map_into(place, 0, fd, size, flags)
-    else:
-        _map_into(place, _hint(size), fd, size, flags | _MAP_FIXED_NOREPLACE)
-        if place[0] == NOT_MAPPED:  # as a rule, since something lies there
-            _map_into(place, _free_address(size), fd, size, flags)
-    if place[0] == NOT_MAPPED:
-        raise _last_error()
+    flags |= _MAP_NORESERVE | (_MAP_SHARED if shared else _MAP_PRIVATE)
+    hint, fixed = (0, 0) if size < HUGE_PAGE else (_hint(size), _MAP_FIXED_NOREPLACE)
+    while True:
+        mapped = map(_mmap, (hint,), (size,), (_PROT_READ | _PROT_WRITE,), (flags | fixed,), (fd,), (0,))
+        drain(map(place.__setitem__, (0,), mapped))
+        if place[0] != NOT_MAPPED:
+            return
+        if not fixed:
+            raise _last_error()
+        hint, fixed = _free_address(size), 0  # as a rule, something lies at the hint
 
 
 def map_room_into(place: list[int], size: int) -> None:
     """Maps zeros as `map_into` maps a file, for `map_over`."""
     map_into(place, -1, size, _MAP_ANONYMOUS)
-
-
-def _map_into(place: list[int], hint: int, fd: int, size: int, flags: int) -> None:
-    flags |= _MAP_NORESERVE
-    mapped = map(_mmap, (hint,), (size,), (_PROT_READ | _PROT_WRITE,), (flags,), (fd,), (0,))
-    drain(map(place.__setitem__, (0,), mapped))
 
 
 def map_over(address: int, fd: int, size: int) -> None:
@@ -536,6 +543,14 @@ def buffer_address(buffer: bytearray | mmap.mmap | memoryview) -> int:
 def memory_at(address: int, size: int) -> memoryview:
     """Returns mapped bytes, which can be used as long as they are mapped."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+_compare = _bind(releasing_gil, "memcmp", Int, Pointer, Pointer, Size)
+
+
+def same_bytes(one: int, other: int, size: int) -> bool:
+    """Returns whether so many bytes at two addresses are the same. Other threads run meanwhile."""
+    return not _compare(one, other, size)
 
 
 def words(address: int, count: int) -> Any:

@@ -21,12 +21,14 @@ from memstore._info import StoreSummary
 from memstore._wording import size
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
+from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.files.segments import segment_path
-from memstore.engine.format.records import LIVE, RETIRED
+from memstore.engine.format.records import LIVE, RETIRED, Record
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import all_maps, holders_of, lock_holders, mappers_of
 from memstore.engine.root.folder import AGENT_LOCK, CATALOG, CLUSTER, DOORBELL, SEGMENTS, Settings
 from memstore.engine.root.roots import Root
+from memstore.engine.sync.pages import CONTROL_SIZE, ControlNumbers, read_numbers
 from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError, ResourceLimitError, StoreFullError, is_of_caller, lack_of, way_out
 
@@ -42,6 +44,7 @@ class Usage:
     pinned_bytes: int  # retired, and held or leased
     filling_bytes: int
     pending_bytes: int  # of parts of sharded puts that wait for others
+    spilled_bytes: int  # of files in the spill folder
     capacity: int | None
     catalog_bytes: int
     pinned_by: tuple[int, ...]
@@ -49,8 +52,13 @@ class Usage:
 
 def measure(root: Root) -> Usage:
     with root.guard:
-        keys, counters, parts = root.catalog.view(
-            lambda transaction: (transaction.count("entries"), transaction.counters(), tables.parts_of(transaction))
+        keys, counters, parts, spilled = root.catalog.view(
+            lambda transaction: (
+                transaction.count("entries"),
+                transaction.counters(),
+                tables.parts_of(transaction),
+                tables.spilled_segments(transaction),
+            )
         )
         kept = root.next_put.file.size if root.next_put.file is not None else 0
     pending = sum(part.size for part in parts if not part.host)
@@ -66,6 +74,7 @@ def measure(root: Root) -> Usage:
         pinned_bytes=pinned,
         filling_bytes=counters.filling - kept - pending,
         pending_bytes=pending,
+        spilled_bytes=sum(spilled.values()),
         capacity=counters.capacity or None,
         catalog_bytes=root.catalog.nbytes,
         pinned_by=tuple(sorted(pinned_by)),
@@ -121,6 +130,39 @@ def huge_page_bytes(root: Root) -> int:
     except OSError:
         pass
     return total
+
+
+def numbers_of_rows(root: Root, record: Record) -> ControlNumbers | None:
+    """Reads the numbers of a dataset or a replay buffer from its file; None where it isn't on this host."""
+    if not record.is_mutable or not record.segment:
+        return None
+    try:
+        with OwnedFile(segment_path(root.segments, record.segment), os.O_RDONLY | os.O_CLOEXEC) as file:
+            return read_numbers(os.pread(file.fd, CONTROL_SIZE, record.start))
+    except OSError:  # deleted meanwhile, or on storage that hosts share, where names differ
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreNumbers:
+    """Numbers of a store that one transaction reads: it takes some microseconds, where `measure` looks through /proc.
+
+    Attributes:
+        versions: the last version that this host has given.
+        publications: how often it has published some.
+        keys: how many there are.
+        live_bytes: as of `StoreStats`.
+    """
+
+    versions: int
+    publications: int
+    keys: int
+    live_bytes: int
+
+
+def numbers_of_store(root: Root) -> StoreNumbers:
+    keys, counters = root.catalog.view(lambda transaction: (transaction.count("entries"), transaction.counters()))
+    return StoreNumbers(counters.version, counters.publications, keys, counters.live)
 
 
 # --- which process holds which values --------------------------------------------------------------------------------
@@ -192,6 +234,15 @@ def _holding(root: Root, pid: int, segments: list[int], is_open: bool) -> Holdin
 
     root.catalog.view(look)
     return Holding(pid, tuple(sorted(keys)), sizes[LIVE], tuple(sorted(replaced)), sizes[RETIRED], is_open)
+
+
+def command_of(pid: int) -> str:
+    """Returns a process's command line, as /proc has it; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 # --- the stores of this machine --------------------------------------------------------------------------------------
@@ -372,6 +423,14 @@ class resource_errors:
                 raise meant from error
 
 
+def _free_at(folder: str) -> int:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
 def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
     """Makes the error that says what has no room, for what, and who could make some."""
     usage = measure(root)
@@ -395,9 +454,12 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     if usage.capacity:  # which counts its growth alone
         catalog += ", of which the first 8 MiB don't count"
     detail = reason if isinstance(reason, StoreFullError) else reason.strerror
+    folder, spill = root.storage.spill_folder(), ""
+    if folder is not None:
+        spill = f"{size(usage.spilled_bytes)} moved to {folder}, which has {size(_free_at(folder))} free, "
     return StoreFullError(
         f"{root.path} has no room{what} ({detail}): {limit}, {size(usage.live_bytes)} live, {pinned}, "
-        f"{size(usage.filling_bytes)} being written, {waiting}{catalog}: delete keys, "
+        f"{size(usage.filling_bytes)} being written, {waiting}{spill}{catalog}: delete keys, "
         "drop held values, or enlarge the file system or the capacity; nothing was changed",
         key=key,
     )

@@ -10,6 +10,10 @@ files          documents that lie beside tensors; new files, which appear whole 
 A Store imports this package when it is first needed, `between_forks`; tensordict comes later still, with memmap.
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.formats.attach import Format, describe_files, file_format, load_files
@@ -26,45 +30,18 @@ from memstore.formats.export import (
 from memstore.formats.files import ByteMeter, are_sizes, damaged, parse_value, read_whole, sync_all, what_special
 from memstore.formats.safetensors import (
     INDEX,
+    WholeFile,
+    as_written,
+    beside_weights,
     find_in_folder,
     header_of,
     index_of,
     read_metadata,
     shard_names,
     shards_of,
+    ties_weights,
+    whole_files,
     why_not,
+    write_checkpoint,
 )
 from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy
-
-__all__ = [
-    "ByteMeter",
-    "Format",
-    "Frames",
-    "INDEX",
-    "PlacedTensor",
-    "are_sizes",
-    "as_tensordict",
-    "check_export",
-    "damaged",
-    "describe_files",
-    "export_value",
-    "file_format",
-    "find_in_folder",
-    "has_devices",
-    "header_of",
-    "index_of",
-    "is_legacy",
-    "load_files",
-    "make_memmap_folder",
-    "parse_value",
-    "read_metadata",
-    "read_whole",
-    "save_torch",
-    "shard_names",
-    "shards_of",
-    "sync_all",
-    "what_special",
-    "why_not",
-    "write_tensor",
-    "write_tensors",
-]

@@ -43,8 +43,8 @@ from memstore.formats.torch_save import is_pickle, load_torch, read_torch
 from memstore.structure import DTYPES, TENSOR, contiguous_stride, count, modes
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
-FORMATS = ("safetensors", "memmap", "torch", "npy")
-_SAY_FORMAT = f"say format= ({', '.join(FORMATS)})"
+ATTACH_FORMATS = ("safetensors", "memmap", "torch", "npy")
+_SAY_FORMAT = f"say format= ({', '.join(ATTACH_FORMATS)})"
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
 
@@ -83,8 +83,8 @@ def load_files(key: str, path: str | os.PathLike[str], format: Format | None, *,
 
 
 def _checked(path: Any, format: Any) -> str:
-    if format is not None and format not in FORMATS:
-        raise ValueError(f"format is {', '.join(map(repr, FORMATS))} or None, and not {format!r}")
+    if format is not None and format not in ATTACH_FORMATS:
+        raise ValueError(f"format is {', '.join(map(repr, ATTACH_FORMATS))} or None, and not {format!r}")
     return os.path.abspath(path_text(path))
 
 

@@ -151,19 +151,35 @@ class ExportFile:
         syscalls.write_at(self._fd, data, self._at)
         self._at += len(data)
 
-    def write_tensor(self, tensor: torch.Tensor) -> None:
-        """Writes the elements in C order. Of those that would have to be copied for it, some at a time."""
-        if not (type(tensor) in _PLAIN and tensor.is_contiguous()) and tensor.numel() > _PIECE:
+    def write_tensor(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        """Writes the elements in C order, cast to `dtype`. Of those that would have to be copied, some at a time."""
+        is_ready = type(tensor) in _PLAIN and tensor.is_contiguous() and dtype in (None, tensor.dtype)
+        if not is_ready and tensor.numel() > _PIECE:
             for piece in pieces(tensor, _PIECE):
-                self.write_tensor(piece)
+                self.write_tensor(piece, dtype)
         elif tensor.numel():
-            flat = tensor.detach().contiguous().reshape(-1)
+            flat = tensor.detach().to(dtype or tensor.dtype).contiguous().reshape(-1)
             self.write(flat.view(torch.uint8).numpy().data)
+
+    def write_copy(self, source: int) -> None:
+        """Writes the bytes of an open file. The kernel copies them; on btrfs and xfs both files then share them."""
+        end = syscalls.size_of(source)
+        while self._at < end:
+            count = syscalls.copy_range(source, self._fd, end - self._at, self._at)
+            if not count:
+                raise OSError(errno.EIO, "the file that is copied has become shorter")
+            self._at += count
+            self._meter.add(count)
 
 
 @contextlib.contextmanager
 def new_file(path: str, meter: ByteMeter, *, durable: bool) -> Generator[ExportFile]:
-    _check_may_replace(path)
+    if os.path.isdir(path):
+        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
+    is_other = os.path.exists(path) and not os.path.isfile(path)
+    parent = os.path.realpath(os.path.dirname(path))
+    if is_other or parent == "/dev" or parent.startswith(_OF_THE_KERNEL):  # /dev/stdout may lead to a file
+        raise AlreadyExistsError(f"{path} is no ordinary file, and an export takes the place of one: name another")
     beside = _beside(path)
     with _naming_path(path, beside):
         fd = syscalls.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -180,16 +196,6 @@ def new_file(path: str, meter: ByteMeter, *, durable: bool) -> Generator[ExportF
             raise
         if durable:
             syscalls.sync_folder(os.path.dirname(path))
-
-
-def _check_may_replace(path: str) -> None:
-    """Raises AlreadyExistsError for what a file must not replace: a folder, a device, a pipe."""
-    if os.path.isdir(path):
-        raise AlreadyExistsError(f"{path} is a folder, and the export is a file")
-    is_other = os.path.exists(path) and not os.path.isfile(path)
-    parent = os.path.realpath(os.path.dirname(path))
-    if is_other or parent == "/dev" or parent.startswith(_OF_THE_KERNEL):  # /dev/stdout may lead to a file
-        raise AlreadyExistsError(f"{path} is no ordinary file, and an export takes the place of one: name another")
 
 
 @contextlib.contextmanager

@@ -2,13 +2,22 @@
 
 A file gives a dict of its tensors by name, as `safetensors.torch.load_file` does; a checkpoint one of all that its
 index (`*.safetensors.index.json`) lists. The rules of headers are in `engine/format/headers.py`.
+
+read_safetensors, read_checkpoint     what lies in files that exist
+write_safetensors, write_checkpoint   new ones
+whole_files                           which files of an adopted value may become the shards of a new folder as they are
+beside_weights                        a model's configuration, and what else lies in its folder
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +28,7 @@ from memstore.engine import (
     PLAIN_METADATA,
     SAFETENSORS_DTYPES,
     TORCH_DTYPES,
+    ExternalExtent,
     ExternalFiles,
     HeaderEntry,
     Leaf,
@@ -30,7 +40,16 @@ from memstore.engine import (
     syscalls,
 )
 from memstore.errors import CorruptionError, PermissionDeniedError, UnsupportedValueError
-from memstore.formats.files import ByteMeter, damaged, new_file, new_folder, parse_object, parse_texts, read_whole
+from memstore.formats.files import (
+    ByteMeter,
+    damaged,
+    new_file,
+    new_folder,
+    parse_object,
+    parse_texts,
+    parse_value,
+    read_whole,
+)
 from memstore.structure import DTYPE_NAMES
 
 INDEX = "model.safetensors.index.json"
@@ -162,6 +181,129 @@ def _leaf(path: str, name: str, entry: HeaderEntry, base: int) -> Leaf:
     return Leaf((), TORCH_DTYPES[entry.dtype], entry.shape, None, base + start, stop - start)
 
 
+# --- files that become part of a new folder ---------------------------------------------------------------------------
+
+
+class Beside(NamedTuple):
+    """A file beside the weights: its name, and its contents or the path that it is copied from."""
+
+    name: str
+    content: bytes | str
+
+    def place(self, target: str, meter: ByteMeter) -> None:
+        with new_file(target, meter, durable=False) as file:
+            file.write_uncounted(read_whole(self.content) if isinstance(self.content, str) else self.content)
+
+
+class WholeFile(NamedTuple):
+    """A file of an adopted value that becomes a shard as it is, by a hard link or a copy."""
+
+    extent: ExternalExtent
+    names: tuple[str, ...]
+    link: bool
+
+    def place(self, target: str, meter: ByteMeter) -> None:
+        """Raises CorruptionError if it isn't the file that was attached."""
+        is_linked = False
+        if self.link:
+            with contextlib.suppress(OSError):  # another file system, a file of another user, too many links
+                syscalls.link(self.extent.path, target)
+                is_linked = True
+        if is_linked:
+            self._check(os.lstat(target))
+            meter.add(self.extent.size)
+            return
+        with opened(self.extent.path) as (source, found), new_file(target, meter, durable=False) as file:
+            self._check(found)
+            file.write_copy(source)
+
+    def _check(self, found: os.stat_result) -> None:
+        extent = self.extent
+        if (found.st_size, found.st_mtime_ns, found.st_ino) != (extent.size, extent.mtime_ns, extent.inode):
+            damaged(extent.path, "it isn't the file any more that was attached")
+
+
+def whole_files(extents: Sequence[ExternalExtent], names: Collection[str], *, link: bool) -> list[WholeFile]:
+    """Returns the files that have exactly these tensors, and transformers can load; none if they don't."""
+    found: list[WholeFile] = []
+    for extent in extents:
+        if not extent.path.endswith(".safetensors") and "/blobs/" not in extent.path:
+            return []
+        try:
+            with opened(extent.path) as (fd, status):
+                text = _read_header(fd, status.st_size)
+            metadata, _ = split_header(text)
+            found.append(WholeFile(extent, tuple(_read_file(extent.path, ExternalFiles())), link))
+        except (CorruptionError, UnsupportedValueError):
+            return []
+        if metadata.get("format") != PLAIN_METADATA["format"]:
+            return []
+    there = [name for file in found for name in file.names]
+    return found if len(there) == len(names) and set(there) == set(names) else []
+
+
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+_CONFIG = "config.json"
+_OF_DTYPE = ("dtype", "torch_dtype")  # transformers 5 writes the first, older ones and other engines the second
+
+
+def beside_weights(config: Any, dtype: torch.dtype | None) -> list[Beside]:
+    """Returns the files beside a model's weights.
+
+    Args:
+        config: as of `Store.export_hf`.
+        dtype: what the weights are cast to, which `config.json` has to say.
+
+    Raises:
+        TypeError: `config` is none of these.
+        FileNotFoundError: the file, or `config.json` in the folder, isn't there.
+        CorruptionError: it is no JSON object.
+    """
+    if config is None:
+        return []
+    others: list[Beside] = []
+    if isinstance(config, (str, os.PathLike)):
+        path = os.path.abspath(os.fspath(config))
+        if os.path.isdir(path):
+            for name in sorted(os.listdir(path)):
+                file = os.path.realpath(f"{path}/{name}")  # Hugging Face's cache has links
+                is_other = not name.startswith(".") and not name.endswith(_WEIGHTS) and name != _CONFIG
+                if is_other and stat.S_ISREG(os.stat(file).st_mode):
+                    others.append(Beside(name, file))
+            path = f"{path}/{_CONFIG}"
+        if not os.path.exists(path):
+            what = f"config is a folder with a {_CONFIG}, or such a file, and no name of a hub: there is none"
+            raise FileNotFoundError(errno.ENOENT, what, path)
+        found: Any = parse_value(path, read_whole(os.path.realpath(path)))
+        where = path
+    else:
+        where = _CONFIG
+        made = getattr(config, "to_json_string", None)  # a PreTrainedConfig
+        if made is None and not isinstance(config, Mapping):
+            raise TypeError(
+                "config is a model's configuration, a dict, or the path of a config.json or of a folder that has one, "
+                f"and not {config!r:.100}"
+            )
+        found = dict(config) if made is None else json.loads(made())
+        ties: Any = getattr(config, "tie_word_embeddings", None)
+        if made is not None and ties is not None:  # of which it writes no default
+            found["tie_word_embeddings"] = bool(ties)
+    if not isinstance(found, dict):
+        damaged(where, "it is no JSON object")
+    if dtype is not None:
+        known = [name for name in _OF_DTYPE if name in found] or [_OF_DTYPE[-1]]
+        found |= dict.fromkeys(known, str(dtype).removeprefix("torch."))
+    return [Beside(_CONFIG, json.dumps(found, indent=2).encode()), *others]
+
+
+def ties_weights(beside: Iterable[Beside]) -> bool:
+    """Returns whether the configuration says that loading ties the embeddings."""
+    for file in beside:
+        if file.name == _CONFIG and isinstance(file.content, bytes):
+            return json.loads(file.content).get("tie_word_embeddings") is True
+    return False
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -172,28 +314,60 @@ def why_not(name: str, tensor: torch.Tensor) -> str | None:
     return "its name is that of the metadata" if name == METADATA else None
 
 
-def write_safetensors(path: str, tensors: dict[str, torch.Tensor], meter: ByteMeter, *, durable: bool) -> None:
-    """Writes a file by itself, in place of one that is there."""
-    header, order = header_of(tensors)
+def write_safetensors(
+    path: str, tensors: dict[str, torch.Tensor], meter: ByteMeter, *, durable: bool, dtype: torch.dtype | None = None
+) -> None:
+    """Writes a file by itself, in place of one that is there; floating-point tensors are cast to `dtype`."""
+    header, order = header_of({name: as_written(tensor, dtype) for name, tensor in tensors.items()})
     with new_file(path, meter, durable=durable) as file:
         file.write_uncounted(header)
         for name in order:
-            file.write_tensor(tensors[name])
+            file.write_tensor(tensors[name], as_written(tensors[name], dtype).dtype)
+
+
+def as_written(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Returns what has the shape and the dtype of a tensor in its file: the tensor itself, or one without memory."""
+    if dtype is None or tensor.dtype == dtype or not tensor.dtype.is_floating_point:
+        return tensor
+    return torch.empty(tensor.shape, dtype=dtype, device="meta")
 
 
 def write_checkpoint(
-    path: str, tensors: dict[str, torch.Tensor], limit: int | None, meter: ByteMeter, *, durable: bool
+    path: str,
+    tensors: dict[str, torch.Tensor],
+    limit: int | None,
+    meter: ByteMeter,
+    *,
+    durable: bool,
+    dtype: torch.dtype | None = None,
+    beside: Iterable[Beside] = (),
+    whole: Iterable[WholeFile] = (),
 ) -> None:
-    """Writes a folder as transformers does: `model.safetensors`, or shards of up to `limit` bytes and an index."""
-    shards = shards_of(tensors, limit)
+    """Writes a folder as transformers does: `model.safetensors`, or shards of up to `limit` bytes and an index.
+
+    Args:
+        dtype: floating-point tensors are cast to it.
+        beside: further files of the folder.
+        whole: files that have all of the tensors, as they are written: they become the shards.
+    """
+    given = list(whole)
+    shards = [dict.fromkeys(file.names, None) for file in given] or shards_of(
+        {name: as_written(tensor, dtype) for name, tensor in tensors.items()}, limit
+    )
     names = shard_names(len(shards))
     with new_folder(path, durable=durable) as folder:
-        for name, shard in zip(names, shards, strict=True):
-            write_safetensors(f"{folder}/{name}", shard, meter, durable=False)
+        for number, (name, shard) in enumerate(zip(names, shards, strict=True)):
+            if given:
+                given[number].place(f"{folder}/{name}", meter)
+            else:
+                chosen = {tensor: tensors[tensor] for tensor in shard}
+                write_safetensors(f"{folder}/{name}", chosen, meter, durable=False, dtype=dtype)
         if len(shards) > 1:
             listed = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
             with new_file(f"{folder}/{INDEX}", meter, durable=False) as file:
                 file.write_uncounted(index_of(listed, meter.total))
+        for other in beside:
+            other.place(f"{folder}/{other.name}", meter)
 
 
 def shard_names(count: int) -> list[str]:

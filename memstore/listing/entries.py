@@ -15,7 +15,7 @@ import msgspec
 
 from memstore._arguments import encode_key, encode_prefix
 from memstore._wording import age, columns_of, count_of, escaped, size
-from memstore.engine import Record, index, plan_bytes
+from memstore.engine import Record, Root, index, plan_bytes
 from memstore.listing.keyspace import Keyspace, opened, timeout_of
 from memstore.listing.outline import OBJECT, is_one_array, object_types, type_name
 
@@ -38,6 +38,7 @@ class ListedEntry:
     type: str  # of the value: "TensorDict[3]"; of an entry whose rows are written in place its kind
     dtype: str | None = None  # of a value that is a single array; None: it is another one
     shape: tuple[int, ...] | None = None
+    spilled: bool = False  # moved to a disk, as `EntryInfo.spilled`
 
     @property
     def content(self) -> str:
@@ -63,16 +64,27 @@ def entries(store: Keyspace, prefix: str = "", *, timeout: float | None = None) 
     """
     within = timeout_of(store) if timeout is None else timeout
     for key, record in index.records_from(partial(opened, store), encode_prefix(prefix), within):
-        yield _listed(key, record)
+        yield _listed(key, record, opened(store))
+
+
+def entries_after(
+    store: Keyspace, prefix: str = "", after: str | None = None, *, limit: int, timeout: float | None = None
+) -> list[tuple[ListedEntry, Record]]:
+    """Returns up to `limit` entries as `entries` does, beyond the key `after`, each with its record."""
+    within = timeout_of(store) if timeout is None else timeout
+    beyond = None if after is None else after.encode()
+    root = opened(store)
+    found = index.records_after(root, encode_prefix(prefix), beyond, limit, within)
+    return [(_listed(key, record, root), record) for key, record in found]
 
 
 def version_entries(store: Keyspace, key: str) -> list[ListedEntry]:
     """Returns the versions of a key that can be read, the current one last; none if there is no such key."""
-    name = encode_key(key)
-    return [_listed(name, record) for record in index.version_records(opened(store), name, timeout_of(store))]
+    name, root = encode_key(key), opened(store)
+    return [_listed(name, record, root) for record in index.version_records(root, name, timeout_of(store))]
 
 
-def _listed(key: bytes, record: Record) -> ListedEntry:
+def _listed(key: bytes, record: Record, root: Root) -> ListedEntry:
     tree, leaves, _ = msgspec.msgpack.decode(plan_bytes(record.description))
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
@@ -83,7 +95,16 @@ def _listed(key: bytes, record: Record) -> ListedEntry:
         kind = next(iter(object_types(record.objects)), OBJECT)
     nbytes = _nbytes(record, leaves)
     return ListedEntry(
-        key.decode(), record.version, record.kind, nbytes, record.created, len(leaves), kind, dtype, shape
+        key.decode(),
+        record.version,
+        record.kind,
+        nbytes,
+        record.created,
+        len(leaves),
+        kind,
+        dtype,
+        shape,
+        index.is_spilled(root, record),
     )
 
 
@@ -94,7 +115,7 @@ def value_bytes(record: Record) -> int:
 
 def _nbytes(record: Record, leaves: list[Any]) -> int:
     """Counts the bytes of the leaves by their places, where the data section has headers of files in it too."""
-    if record.boxes is None and record.adopted is None:
+    if record.boxes is None and record.adopted is None and not record.is_delta:
         return record.nbytes
     sizes: dict[int, int] = {}
     for leaf in leaves:

@@ -26,6 +26,7 @@ from memstore._arguments import (
     several,
 )
 from memstore._info import PendingInfo, QuotaInfo, StoreStats
+from memstore._telling import is_wanted, tell
 from memstore._threads import between_forks
 from memstore._wording import an_instance, parse_size, short
 from memstore.engine import (
@@ -97,7 +98,7 @@ class Keyspace:
         self._timeout = timeout
         self._puts: int = 0
         self._gets: int = 0
-        self._tells = log.isEnabledFor(logging.DEBUG)  # asked here: in each get it would take a hundredth of its time
+        self._tells = is_wanted()  # asked here: in each get it would take a hundredth of its time
 
     # --- delete -------------------------------------------------------------------------------------------------------
 
@@ -432,7 +433,8 @@ class Keyspace:
         root = self._root
         if root is None:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
-        root.glance()
+        if time.monotonic() > root.look_again:  # as `Root.glance`: every call comes here
+            root.check_in_place()
         if root.lease[0]:
             root.check_lease()
         if root.catalog.is_released:  # in a forked child
@@ -482,8 +484,9 @@ class Keyspace:
 
 
 def tell_of_wait(path: str, began: float, versions: Mapping[str, int]) -> None:
-    """Writes debug lines about a wait that has found these versions, and began at this time of `perf_counter`."""
+    """Tells of a wait that has found these versions, and began at this time of `perf_counter`."""
     took = (perf_counter() - began) * 1e3
+    tell("wait", path, tuple(versions), 0, began)
     for key, version in versions.items():
         log.debug("%s: wait %r: version %d, %.3f ms", path, key, version, took)
 

@@ -3,7 +3,7 @@
 The functions at the top read and make the words of slots. `Ring` maps the parts of one buffer, and `Ring.run` calls a
 function under the buffer's mutex. `flush` notes which rows are on the disk, and `restore` finds them after a crash of
 the host. The next owner of the mutex calls `_recover` when the last one died or failed in the middle of a change.
-`Wait` is the wait of one call for rows, for room, or for the rate limiter. The rules: docs/decisions/015.
+`BufferWait` is the wait of one call for rows, for room, or for the rate limiter. The rules: docs/decisions/015.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from memstore import structure
+from memstore._telling import tell
 from memstore._threads import ABANDONED, AbandonedError, is_abandoned
 from memstore._wording import count_of
 from memstore.datasets import arrays_over
@@ -357,7 +358,7 @@ def is_permitted(ring: Ring, side: int, rows: int) -> bool:
     return limiter.may_sample(numbers.added, numbers.sampled, rows)
 
 
-class Wait:
+class BufferWait:
     """The wait of one call: until there are rows or room for it, and the rate limiter lets it through.
 
     `until` calls a function under the mutex, which asks whether it `goes_on`.
@@ -384,7 +385,7 @@ class Wait:
             NotAStoreError: the store was removed meanwhile.
             AbandonedError: whoever awaited the call was cancelled. `look` isn't called any more.
         """
-        ring, deadline = self._ring, self._deadline
+        ring, deadline, began = self._ring, self._deadline, 0.0
         root, page = ring.entry.root, ring.page
         while True:
             now = time.monotonic()
@@ -397,11 +398,14 @@ class Wait:
                     raise
             found = ring.run(self._look, deadline, look, arguments, is_last := now >= deadline)
             if found is not None:
+                if began:
+                    tell("replay wait", root.path, (ring.key,), 0, began)
                 return found
             if self._seen is None:
                 raise AbandonedError("whoever awaited this was cancelled")
             if is_last:
                 raise StoreTimeoutError(f"{ring.key!r}: {self._reason() or self._wants(self._rows)}", key=ring.key)
+            began = began or time.perf_counter()
             page.sleep(self._seen, deadline)
 
     def _look(self, look: Callable[..., T | None], arguments: tuple[Any, ...], is_last: bool) -> T | None:

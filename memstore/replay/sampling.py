@@ -23,6 +23,7 @@ from tensordict import TensorDict, is_tensor_collection
 
 from memstore._arguments import flag
 from memstore._compat import new_tensordict
+from memstore._telling import tell
 from memstore._threads import ABANDONED, check_abandoned, is_abandoned
 from memstore._wording import an_instance
 from memstore.datasets import NoLeafError
@@ -30,7 +31,7 @@ from memstore.engine import SAMPLES, Path, Root, deadline_after, open_mutable, r
 from memstore.errors import ReadOnlyError, StoreTimeoutError, StructureMismatchError
 from memstore.replay.entry import capacity_of
 from memstore.replay.picking import ConsumingPicker, Dice, EachOnce, PickedSlots, Picker, Prioritized, Uniform
-from memstore.replay.ring import READABLE, WHOLE, Ring, Slots, Wait, are_same, positions_of, words_of
+from memstore.replay.ring import READABLE, WHOLE, BufferWait, Ring, Slots, are_same, positions_of, words_of
 from memstore.rows import copy_rows, is_kept, sharing
 from memstore.structure import DTYPES, copy_into, modes, takes_bytes, to_device, why_not_filled
 
@@ -65,8 +66,9 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
     wrong = copy_picked(ring, picked, targets) if LOADS_IN_ORDER else np.arange(rows)
     # 4. Replace them by others, which are picked, copied and checked likewise. After some rounds that is done under the
     #    mutex, where nothing can be claimed: so a sample always makes progress.
-    rounds = 0
+    rounds, began, retried = 0, 0.0, len(wrong) if LOADS_IN_ORDER else 0
     while len(wrong):
+        began = began or time.perf_counter()
         if picker.together > 1:  # all rows of a slice, if one of them is wrong
             wrong = (
                 np.unique(wrong // picker.together)[:, None] * picker.together + np.arange(picker.together)
@@ -83,6 +85,8 @@ def sample(ring: Ring, picker: Picker, rows: int, targets: Targets, deadline: fl
         if left is None:
             left = _replace(ring, picked, wrong, targets, wait_for_rows(ring, picker, len(wrong), deadline))
         wrong = left
+    if retried:
+        tell("replay retry", ring.entry.root.path, (ring.key,), 0, began, retried)
     return picked
 
 
@@ -132,7 +136,7 @@ def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, cou
             stops nobody either.
     """
     if ring.entry.writable:
-        wait = Wait(ring, SAMPLES, rows, deadline, picker.wants)
+        wait = BufferWait(ring, SAMPLES, rows, deadline, picker.wants)
         return wait.until(_pick_locked, ring, picker, rows, wait if counts else None)
     # A process that may only read can't take the mutex, nor say that it sleeps.
     while (found := picker.pick(rows, locked=False)) is None:
@@ -146,7 +150,7 @@ def wait_for_rows(ring: Ring, picker: Picker, rows: int, deadline: float, *, cou
     return found
 
 
-def _pick_locked(ring: Ring, picker: Picker, rows: int, wait: Wait | None) -> PickedSlots | None:
+def _pick_locked(ring: Ring, picker: Picker, rows: int, wait: BufferWait | None) -> PickedSlots | None:
     """Picks rows under the mutex. With a `wait` the rate limiter counts them, once it lets them through."""
     if wait is not None and not wait.goes_on():
         return None
@@ -175,7 +179,7 @@ def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, d
 
     A consumer that dies, or whose rows are overwritten, has taken only rows that it has got.
     """
-    wait = Wait(ring, SAMPLES, rows, deadline, picker.wants)
+    wait = BufferWait(ring, SAMPLES, rows, deadline, picker.wants)
     for _ in range(_HAND_OUT_ROUNDS if LOADS_IN_ORDER else 0):
         # 1. Pick rows that wait, and copy them, without the mutex. Killed up to here, it has taken nothing.
         picked = picker.pick(rows, locked=False) if ring.limiter is None else None
@@ -189,9 +193,9 @@ def hand_out(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, d
     return wait.until(_pick_and_take, ring, picker, rows, targets, wait)
 
 
-def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: Wait) -> bool:
+def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: BufferWait) -> bool:
     """Takes rows under the mutex. Returns whether they were taken."""
-    if ABANDONED and is_abandoned():  # they would be taken for nobody; `Wait.until` raises
+    if ABANDONED and is_abandoned():  # they would be taken for nobody; `BufferWait.until` raises
         wait.leave()
         return False
     if not wait.may_go() or not picker.take(picked):
@@ -201,7 +205,9 @@ def _take(ring: Ring, picker: ConsumingPicker, picked: PickedSlots, wait: Wait) 
     return True
 
 
-def _pick_and_take(ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: Wait) -> PickedSlots | None:
+def _pick_and_take(
+    ring: Ring, picker: ConsumingPicker, rows: int, targets: Targets, wait: BufferWait
+) -> PickedSlots | None:
     """Picks, copies and takes rows, under the mutex."""
     picked = picker.pick(rows, locked=True)
     if picked is None:

@@ -36,8 +36,8 @@ from memstore.replay.ring import (
     STATE,
     WHOLE,
     WRITING,
+    BufferWait,
     Ring,
-    Wait,
     claims_of,
     give_back,
     give_back_the_dead,
@@ -214,7 +214,7 @@ class BufferWriter:
                 "must not make another one",
                 key=ring.key,
             )
-        wait = Wait(ring, INSERTS, rows, deadline, self._wants)
+        wait = BufferWait(ring, INSERTS, rows, deadline, self._wants)
         if rows <= self.small_batch:
             return wait.until(self._write_small, batch, given, wait)
         me = syscalls.thread_id()
@@ -233,7 +233,7 @@ class BufferWriter:
             self._large.pop(me, None)
         return claimed
 
-    def _write_small(self, batch: Batch, given: GivenPriorities | None, wait: Wait) -> Claimed | None:
+    def _write_small(self, batch: Batch, given: GivenPriorities | None, wait: BufferWait) -> Claimed | None:
         """Takes all steps under the mutex. Killed in here, it leaves a claim that nobody holds: one of the dead."""
         claimed = self._claim(batch.rows, wait, is_small=True)
         if claimed is not None:
@@ -241,7 +241,7 @@ class BufferWriter:
             self._publish(claimed, given, is_small=True)
         return claimed
 
-    def _claim(self, rows: int, wait: Wait, *, is_small: bool = False) -> Claimed | None:
+    def _claim(self, rows: int, wait: BufferWait, *, is_small: bool = False) -> Claimed | None:
         """Claims slots, under the mutex. Returns None if there is no room by now.
 
         Args:

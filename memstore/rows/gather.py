@@ -1,6 +1,6 @@
 """Gathers: the leaves of a batch of rows, and the tensors that they fill.
 
-`RowIndex` says which rows are asked for. `Gather` takes a leaf after the other, checks all targets before the first
+`RowIndex` says which rows are asked for. `RowGather` takes a leaf after the other, checks all targets before the first
 byte is written, and then copies the rows, by torch or by numpy (`copy_rows`).
 """
 
@@ -22,7 +22,7 @@ from memstore.errors import StructureMismatchError
 from memstore.structure import can_cast, copy_into, takes_bytes, traits, why_not_filled
 from memstore.view import LeafBoxes, LeafBytes, Points, StoredLeaf, StoredTensor
 
-# --- Gather ----------------------------------------------------------------------------------------------------------
+# --- RowGather -------------------------------------------------------------------------------------------------------
 
 
 # What a user may take for a value: by a method that it has, and what reads its rows.
@@ -75,7 +75,7 @@ class LeafRows(NamedTuple):
             copy_into(target, copies, non_blocking=True)
 
 
-class Gather:
+class RowGather:
     """One batch: `reading.plan` adds its leaves, `check`, then `read` fills their targets.
 
     Args:
@@ -96,9 +96,9 @@ class Gather:
         self.later: list[Callable[[], object]] = []
         self._has_rows = False
 
-    def of_picked(self) -> Gather:
+    def of_picked(self) -> RowGather:
         """Returns a batch that adds leaves to this one of which all rows are wanted: they were picked before."""
-        whole = Gather(RowIndex(slice(None)), self.device, self._allocate, cast=self._cast)
+        whole = RowGather(RowIndex(slice(None)), self.device, self._allocate, cast=self._cast)
         whole._jobs, whole.later = self._jobs, self.later
         return whole
 

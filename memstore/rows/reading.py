@@ -21,7 +21,7 @@ from memstore._compat import (
 )
 from memstore._wording import an
 from memstore.errors import StructureMismatchError
-from memstore.rows.gather import Allocate, Gather, Path, RowIndex, check_there, entry_of, matching, name_of
+from memstore.rows.gather import Allocate, Path, RowGather, RowIndex, check_there, entry_of, matching, name_of
 from memstore.structure import modes, own_device
 
 
@@ -77,17 +77,17 @@ def read_rows(
 
 
 def _read_rows(source: Any, index: Any, out: Any, device: torch.device | str | None, cast: bool) -> Any:
-    return _read(Gather(RowIndex(index), own_device(device), cast=cast), source, out)
+    return _read(RowGather(RowIndex(index), own_device(device), cast=cast), source, out)
 
 
 @modes.uncompiled
 def read_rows_to(allocate: Allocate, source: Any, index: Any) -> Any:
     """Reads rows as `read_rows`, into tensors on the CPU that `allocate` makes, of a shape and a dtype."""
     with modes.put_aside():
-        return _read(Gather(RowIndex(index), None, allocate), source, None)
+        return _read(RowGather(RowIndex(index), None, allocate), source, None)
 
 
-def _read(gather: Gather, source: Any, out: Any) -> Any:
+def _read(gather: RowGather, source: Any, out: Any) -> Any:
     result = plan(gather, source, out)
     gather.check(source)
     gather.read()
@@ -101,7 +101,7 @@ def prefetch_rows(source: Any, index: Any) -> None:
     Arguments and errors as `read_rows`. Costs half a microsecond a row, and nothing where the store is in memory.
     """
     with modes.put_aside():
-        gather = Gather(RowIndex(index), torch.device("meta"))
+        gather = RowGather(RowIndex(index), torch.device("meta"))
         plan(gather, source, None)
         gather.check(source)
         gather.prefetch()
@@ -110,7 +110,7 @@ def prefetch_rows(source: Any, index: Any) -> None:
 # --- the walk ---------------------------------------------------------------------------------------------------------
 
 
-def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
+def plan(gather: RowGather, source: Any, out: Any, path: Path = ()) -> Any:
     """Plans what the rows of `source` become: `out`, or a new value, yet to be filled."""
     if _is_collection(source):
         return _collection(gather, source, out, path)
@@ -126,7 +126,7 @@ def plan(gather: Gather, source: Any, out: Any, path: Path = ()) -> Any:
     return source if out is None else out  # no tensor: it has no rows
 
 
-def _dict(gather: Gather, source: dict[Any, Any], out: Any, path: Path) -> Any:
+def _dict(gather: RowGather, source: dict[Any, Any], out: Any, path: Path) -> Any:
     entries = _entries(gather, source, matching(source, out, path), path)
     if out is not None:
         return out
@@ -137,11 +137,11 @@ def _dict(gather: Gather, source: dict[Any, Any], out: Any, path: Path) -> Any:
     return found
 
 
-def _entries(gather: Gather, source: dict[Any, Any], outs: Any, path: Path) -> dict[Any, Any]:
+def _entries(gather: RowGather, source: dict[Any, Any], outs: Any, path: Path) -> dict[Any, Any]:
     return {key: plan(gather, value, entry_of(value, outs, key, path), (*path, key)) for key, value in source.items()}
 
 
-def _sequence(gather: Gather, source: Any, out: Any, path: Path) -> Any:
+def _sequence(gather: RowGather, source: Any, out: Any, path: Path) -> Any:
     outs = [None] * len(source) if out is None else out
     if not isinstance(outs, (list, tuple)) or len(outs) != len(source):
         raise StructureMismatchError(f"{name_of(path)} of out is no {type(source).__qualname__} of {len(source)}")
@@ -169,7 +169,7 @@ def _is_collection(value: Any) -> bool:
     return tensordict is not None and tensordict.is_tensor_collection(value) and not isinstance(value, type)
 
 
-def _collection(gather: Gather, source: Any, out: Any, path: Path) -> Any:
+def _collection(gather: RowGather, source: Any, out: Any, path: Path) -> Any:
     tensordict = _tensordict()
     if tensordict.is_non_tensor(source):
         return _other(gather, source, out, path)
@@ -198,7 +198,7 @@ def _collection(gather: Gather, source: Any, out: Any, path: Path) -> Any:
     )
 
 
-def _made_when_asked(gather: Gather, picked: Any, out: Any, path: Path) -> Any:
+def _made_when_asked(gather: RowGather, picked: Any, out: Any, path: Path) -> Any:
     """Plans rows of a lazy stack, or of another container that makes its entries when it is asked for them."""
     if out is None:
         return picked.clone()
@@ -232,7 +232,7 @@ def _keys_of_others(member: Any) -> list[Any]:
     return [key for key, value in member.items(True, True, is_leaf=is_leaf) if tensordict.is_non_tensor(value)]
 
 
-def _other(gather: Gather, source: Any, out: Any, path: Path) -> Any:
+def _other(gather: RowGather, source: Any, out: Any, path: Path) -> Any:
     """Plans a leaf that is no tensor: one value for all rows, or one for each."""
     if not source.batch_size:
         return source if out is None else out

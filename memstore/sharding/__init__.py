@@ -1,9 +1,13 @@
 """Boxes: parts of tensors, and which of them each rank holds.
 
 boxes        boxes; what they cover and share; copies between them; their runs in memory
-layouts      which boxes each rank of a mesh holds, and where in its local tensor; torch's placements
-shards       what a rank holds of a tensor: DTensors, TensorShards, ShardedTensors; new memory like it
+shards       which boxes each rank of a mesh holds, by torch's placements; the shards of DTensors, TensorShards and
+             ShardedTensors; new memory like them
 """
+
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
 
 from __future__ import annotations
 
@@ -28,39 +32,17 @@ from memstore.sharding.boxes import (
     uncovered,
     whole,
 )
-from memstore.sharding.layouts import MeshLayout, MeshPiece, Split, layout_of, local_shape, place
-from memstore.sharding.shards import Shard, ShardedLeaf, TensorShard, TensorShards, allocate_like, sharded_leaf
-
-__all__ = [
-    "MOST_DIMENSIONS",
-    "NO_BOXES",
-    "Box",
-    "BoxIndex",
-    "Boxes",
-    "BoxCopies",
-    "Cover",
-    "MeshLayout",
-    "Offsets",
-    "MeshPiece",
-    "Shard",
-    "ShardedLeaf",
-    "Split",
-    "StoredBox",
-    "TensorShard",
-    "TensorShards",
-    "allocate_like",
-    "box_of",
-    "copies",
-    "cover",
-    "cover_of",
-    "layout_of",
-    "local_shape",
-    "overlap",
-    "narrow_to",
-    "place",
-    "runs",
-    "sharded_leaf",
-    "slabs",
-    "uncovered",
-    "whole",
-]
+from memstore.sharding.shards import (
+    MeshLayout,
+    MeshPiece,
+    Shard,
+    ShardedLeaf,
+    Split,
+    TensorShard,
+    TensorShards,
+    allocate_like,
+    layout_of,
+    local_shape,
+    place,
+    sharded_leaf,
+)

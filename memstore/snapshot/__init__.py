@@ -10,6 +10,7 @@ storage       its folder, and how far it is         chunks        parts of its f
 objects       its place in a bucket                 buckets       URLs, and the requests to an object store
 staging       tensors, copied into shared memory   writer        the process that writes them
 increments    what a take shares with a base        copying       whole copies
+cache         blocks of a bucket's snapshots, kept in a store of this host
 
 This door loads what is asked for: the writer's process comes through it too, and needs no torch.
 """

@@ -6,8 +6,9 @@
     memory://NAME/PATH          the memory of this process, for tests
 
 A `Bucket` has the few requests that snapshots make: one object put whole, in one request, or only if there is none; a
-range of one fetched; names listed; objects removed. Each request has a time limit, and is repeated with backoff while
-the service fails. obstore is imported when the first bucket is opened: it comes with the extra `cloud`.
+range of one fetched; one copied by the service; names listed; objects removed. Each request has a time limit, and is
+repeated with backoff while the service fails. obstore is imported when the first bucket is opened: it comes with the
+extra `cloud`.
 """
 
 from __future__ import annotations
@@ -305,6 +306,11 @@ class Bucket:
                 )
             return bytes(found.bytes()), about
 
+    def copy(self, name: str, target: str) -> None:
+        """Has the service copy an object, whatever is there. Raises KeyNotFoundError if there is none."""
+        with self._errors(name):
+            self._obstore.copy(self._store, name, target, overwrite=True)
+
     def look(self, name: str) -> BucketObject | None:
         """Returns what is known of an object; None if there is none."""
         try:
@@ -362,7 +368,7 @@ def _import_obstore(url: str) -> Any:
             import obstore
     except ImportError:
         raise MissingPackageError(
-            f"{url}: object stores need the package obstore: pip install 'memstore[cloud]'"
+            f"{url}: object stores need the package obstore: pip install 'memstore-torch[cloud]'"
         ) from None
     return obstore
 
@@ -423,7 +429,7 @@ def _credentials_of_boto3(url: BucketUrl, given: Mapping[str, Any]) -> Any:
 
 _STATUS = re.compile(r"status code: ([0-9]{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9_.-]{1,80})</Code>|\"code\": *\"([A-Za-z]+)\"")
-_TOLD = re.compile(r"<Message>([^<]{1,300})</Message>")
+_TOLD = re.compile(r"<Message>([^<\n]{1,300})")
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName", "AllAccessDisabled", "PermanentRedirect"}
 _WRONG_CLOCK = {"RequestTimeTooSkewed", "RequestExpired"}
 _WRONG_CREDENTIALS = {
@@ -472,11 +478,15 @@ def error_of(url: BucketUrl, place: str, error: Exception) -> MemstoreError | OS
             f"{place}: the credentials are expired or wrong ({said}): renew them, and call again; what was uploaded "
             "so far is used then"
         )
+    is_wrong_key = "Invalid Access Key" in text or (code == "AuthorizationFailure" and "failed to authenticate" in told)
+    if is_wrong_key:
+        return CredentialsError(f"{place}: the credentials are wrong ({said}): {_say_credentials(url)}")
     if any(mark in text for mark in _FIND_CREDENTIALS) and status not in (429, 503):
         return CredentialsError(
             f"{place}: no credentials were found ({first_line(error):.200}): {_say_credentials(url)}"
         )
-    if isinstance(error, PermissionError) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+    denied = status in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError")
+    if isinstance(error, PermissionError) or denied:
         return PermissionDeniedError(
             f"{place}: the service denies it ({said}): the credentials need {_NEEDED[url.scheme]} for this path"
         )

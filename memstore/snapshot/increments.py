@@ -3,7 +3,8 @@
     1. each rank opens the base (`Base`), which no CheckpointManager removes meanwhile
     2. it compares the sums of the boxes that it is to write with those of the same boxes in the base (`Base.share`)
     3. each file of the base of which enough is unchanged gets a second name in the new folder, by link(2); before that
-       a claim says whose this name is. Killed: names that no manifest mentions, as other files of such a take
+       a claim says whose this name is. Killed: names that no manifest mentions, as other files of such a take. In a
+       bucket the service copies the file's objects, under names by the base's id, which are equal for equal bytes
     4. the take goes on as any other, with the rest
 
 So each snapshot has all of its files in its own folder: a base may be removed, by whomever, and nobody counts
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from memstore.errors import CorruptionError, KeyNotFoundError
+from memstore.snapshot.buckets import is_url, open_bucket, parse_url
 from memstore.snapshot.chunks import CHUNK, SUM_SIZE, PieceSums, in_parallel, pieces_between
 from memstore.snapshot.manifest import (
     LIMIT,
@@ -43,6 +45,7 @@ from memstore.snapshot.manifest import (
     load_manifest,
     sums_name,
 )
+from memstore.snapshot.objects import ObjectStorage, Storage, storage_at
 from memstore.snapshot.storage import FileStorage, hold
 
 _log = logging.getLogger("memstore")
@@ -84,7 +87,7 @@ def encode_box_sums(manifest: Manifest, sums: Sequence[BoxSums]) -> bytes | None
     return head + xxhash.xxh3_64_digest(head + body) + body if 0 < len(body) < LIMIT // 2 else None
 
 
-def read_box_sums(storage: FileStorage, manifest: Manifest) -> list[BoxSums] | None:
+def read_box_sums(storage: Storage, manifest: Manifest) -> list[BoxSums] | None:
     """Returns the sums for each file of a snapshot; None if they aren't there, are damaged, or another one's."""
     try:
         text = storage.read_bytes(sums_name(manifest.id), LIMIT)
@@ -173,28 +176,29 @@ class Base:
     """An earlier snapshot, of which a take shares what is unchanged. While it lives, no CheckpointManager removes it.
 
     Args:
-        path: of its folder.
+        path: of its folder, or its URL.
+        options: for a bucket.
 
     Raises:
         NotAStoreError: there is no snapshot.
         CorruptionError, FormatVersionError: its manifest can't be read.
     """
 
-    def __init__(self, path: str) -> None:
-        self._held = hold(path)
+    def __init__(self, path: str, options: Mapping[str, Any] | None = None) -> None:
+        self._held = None if is_url(path) else hold(path)
         self.path = path
         self._mark = _mark_of(path)
-        self.manifest = load_manifest(path)
-        self._storage = FileStorage(path)
+        self.manifest = load_manifest(path, options)
+        self._storage = storage_at(path, options, files=self.manifest.files)
         self._sums = read_box_sums(self._storage, self.manifest)
 
     def share(
-        self, storage: FileStorage, take: str, rank: int, world_size: int, durable: bool, wanted: Sequence[BoxToWrite]
+        self, storage: Storage, take: str, rank: int, world_size: int, durable: bool, wanted: Sequence[BoxToWrite]
     ) -> SharedFiles:
         """Links the files that have unchanged boxes into the folder of a take. Returns what is shared.
 
         Args:
-            storage: the folder of the take.
+            storage: the folder of the take, or its place in a bucket.
             take: its id.
             rank, world_size: of this process in the take.
             durable: whether what is linked is synced: it may not be yet.
@@ -215,11 +219,13 @@ class Base:
         try:
             for number in sorted(worth, key=lambda file: -bytes_of[file])[:_MOST_FILES]:
                 file = self.manifest.files[number]
-                own = xxhash.xxh3_64_hexdigest(f"{take} {rank} {file.name}".encode())
+                maker = self.manifest.id if storage.is_remote else take
+                own = xxhash.xxh3_64_hexdigest(f"{maker} {rank} {file.name}".encode())
                 name = file_name("model" if is_model_file(file.name) else "state", rank, world_size, own)
-                storage.publish(claim_name(own), b"", durable=False)
-                traces.append(claim_name(own))
-                if not storage.link_from(self._storage, file.name, name, file.size, durable=durable):
+                if not storage.is_remote:
+                    storage.publish(claim_name(own), b"", durable=False)
+                    traces.append(claim_name(own))
+                if not self._link(storage, file, name, durable):
                     _log.info("%s/%s can't be linked into %s: it is written again", self.path, file.name, storage.path)
                     continue
                 for match in by_file[number]:
@@ -238,6 +244,13 @@ class Base:
         if worth and not files:
             _log.warning("the files of %s can't be linked into %s: the increment is whole", self.path, storage.path)
         return SharedFiles(tuple(files), boxes, tuple(sums), tuple(traces))
+
+    def _link(self, storage: Storage, file: ManifestFile, name: str, durable: bool) -> bool:
+        """Gives a file of the base a name in a take's folder, or has the service copy its objects."""
+        other = self._storage
+        if isinstance(storage, ObjectStorage):
+            return isinstance(other, ObjectStorage) and storage.copy_from(other, file, name)
+        return isinstance(other, FileStorage) and storage.link_from(other, file.name, name, file.size, durable=durable)
 
     def _unchanged(self, rank: int, wanted: Sequence[BoxToWrite]) -> list[_Match]:
         """Compares the boxes with those of the base, several at once. Returns those that are equal."""
@@ -294,7 +307,10 @@ class Base:
 
 
 def _mark_of(path: str) -> tuple[int, int, int] | None:
-    """Returns what tells the manifest in a folder from any other one; None if there is none."""
+    """Returns what tells the manifest in a folder from any other one; None if there is none, or in a bucket.
+
+    There the objects that are copied have their checksums in their names, whatever manifest names them.
+    """
     try:
         found = os.stat(f"{path}/{MANIFEST}", follow_symlinks=False)
     except OSError:
@@ -302,14 +318,21 @@ def _mark_of(path: str) -> tuple[int, int, int] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def _remove_all(storage: FileStorage, files: Sequence[ManifestFile], traces: Sequence[str]) -> None:
+def _remove_all(storage: Storage, files: Sequence[ManifestFile], traces: Sequence[str]) -> None:
     for name in [*(file.name for file in files), *traces]:
         with contextlib.suppress(OSError):  # there is another error to tell, or the next take removes it
             storage.remove(name)
 
 
-def latest_beside(path: str) -> str | None:
-    """Returns the snapshot whose manifest is the newest in the folder that `path` lies in; None if there is none."""
+def latest_beside(path: str, options: Mapping[str, Any] | None = None) -> str | None:
+    """Returns the snapshot whose manifest is the newest in the folder that `path` lies in; None if there is none.
+
+    Args:
+        path: of a folder, or a URL.
+        options: for a bucket.
+    """
+    if is_url(path):
+        return _latest_in_bucket(path, options)
     newest: tuple[int, str] | None = None
     try:
         with os.scandir(os.path.dirname(path)) as entries:
@@ -321,6 +344,17 @@ def latest_beside(path: str) -> str | None:
     except OSError:
         return None
     return None if newest is None else newest[1]
+
+
+def _latest_in_bucket(url: str, options: Mapping[str, Any] | None) -> str | None:
+    place = parse_url(url)
+    folder, _, own = place.key.rpartition("/")
+    if not folder:
+        return None  # all of the bucket would have to be listed
+    found = open_bucket(place, options).list_all(folder)
+    names = {name.rpartition("/")[0]: one.modified for name, one in found.items() if name.endswith(f"/{MANIFEST}")}
+    newest = max((one for one in names if one != own and "/" not in one), key=lambda name: names[name], default=None)
+    return None if newest is None else f"{place.scheme}://{place.bucket}/{folder}/{newest}"
 
 
 _LENGTH = 8  # bytes that say how long the header of a file of tensors is
@@ -339,7 +373,7 @@ class Sharing(NamedTuple):
 
 
 def sharing_of(path: str, manifest: Manifest) -> Sharing:
-    """Returns how much of the snapshot in a folder is shared."""
+    """Returns how much of the snapshot in a folder is shared; in a bucket, which has copies, nothing is."""
     used = [0] * len(manifest.files)
     for tensor in manifest.tensors:
         for box in tensor.boxes:

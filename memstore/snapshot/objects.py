@@ -1,7 +1,7 @@
 """The objects of a snapshot in a bucket: the second driver of a snapshot's storage, beside the folder of `storage.py`.
 
 A file of a snapshot is here a row of *pieces* of 64 MiB, each one object, put in one request, straight from the
-tensors where one tensor has all of it. An object's name has the checksum of what is in it:
+tensors. An object's name has the checksum of what is in it:
 
     PATH/model.safetensors.00000-5f2c8c1f0d3b9a77      the first 64 MiB of model.safetensors
     PATH/memstore_snapshot.json                        the manifest: put last, and only if there is none
@@ -120,6 +120,7 @@ def pieces_of(file: SizedFile) -> list[Piece]:
 
 BUDGET = 512 << 20  # bytes of memory for pieces that have to be put together before they are put
 _MOST_AT_ONCE = 16  # requests: more are throttled by services, and a connection has 50 to 100 MB/s
+_FEW_PARTS, _SMALL = 16, 32 << 10  # many parts smaller than that are put together before they are put
 _JOINED = 256 << 10  # bytes between two ranges that are fetched rather than left out: a request costs as much
 _SLACK = CHUNK // 32  # bytes more than are wanted, for which a whole chunk is fetched, and compared with its sum
 _UNTIL_SETTLED = 2.0  # seconds until a manifest is looked at again, where the service has no conditional writes
@@ -210,33 +211,42 @@ class ObjectStorage:
             raise ValueError(f"the parts end at {end:,}, and the file is to have {size:,} bytes")
         there = self._listing() if groups else {}
         buffers = _Buffers()
-        put = partial(self._put_piece, name, there, buffers)
+        put = partial(self._put_piece, name, there, buffers, pieces)
         report = (lambda _: None) if done is None else lambda group: done(sum(run.nbytes for run in group))
         return b"".join(in_parallel(put, groups, report, threads=self._at_once))
 
     def _put_piece(
-        self, name: str, there: Mapping[str, BucketObject], buffers: _Buffers, runs: list[ChunkRun]
+        self,
+        name: str,
+        there: Mapping[str, BucketObject],
+        buffers: _Buffers,
+        found: PieceSums | None,
+        runs: list[ChunkRun],
     ) -> bytes:
-        """Puts a piece, of these chunks. Returns their sums, which are of the bytes that were put."""
+        """Puts a piece, of these chunks. Returns their sums, which are of the bytes that were put.
+
+        Args:
+            found: gets the sums of the parts of the chunks.
+        """
         size = runs[-1].end - runs[0].offset
-        straight = _as_one(runs, size)
+        number = runs[0].offset // PIECE
+        straight = _in_place(runs)
         with buffers.of(0 if straight is not None else size) as buffer:
-            if straight is None:
-                _gather(runs, buffer)
-            data = buffer if straight is None else straight
-            sums = _sums_of(data)
-            own = self._name(piece_name(name, runs[0].offset // PIECE, sums))
+            chunks = straight or _copied(
+                (map(_memory_of, run.pieces) for run in runs), buffer
+            )  # one part after the other
+            sums = _sums_of(chunks, runs[0].offset, found)
+            own = self._name(piece_name(name, number, sums))
             if self._is_put(own, there, size):
                 return sums
-            self._bucket.put(own, data)
+            self._bucket.put(own, buffer if straight is None else [part for parts in straight for part in parts])
             if straight is None or _sums_of(straight) == sums:
                 return sums
-        # Somebody has changed the tensor meanwhile: the object isn't what its name says, so it is put from a copy.
+        # Somebody has changed a tensor meanwhile: the object isn't what its name says, so it is put from a copy.
         self._bucket.remove([own])
         with buffers.of(size) as buffer:
-            buffer[:] = straight
-            sums = _sums_of(buffer)
-            self._bucket.put(self._name(piece_name(name, runs[0].offset // PIECE, sums)), buffer)
+            sums = _sums_of(_copied(straight, buffer), runs[0].offset, found)
+            self._bucket.put(self._name(piece_name(name, number, sums)), buffer)
         return sums
 
     def _is_put(self, own: str, there: Mapping[str, BucketObject], size: int) -> bool:
@@ -246,6 +256,31 @@ class ObjectStorage:
             return False
         found = self._bucket.look(own)
         return found is not None and found.size == size
+
+    def copy_from(self, other: ObjectStorage, file: SizedFile, name: str) -> bool:
+        """Has the service copy a file of another place in this bucket here. Its objects are put nowhere else.
+
+        Args:
+            file: of the other place.
+            name: here.
+
+        Returns:
+            Whether that is so. Not if the other place is in another bucket, or an object isn't there (any more).
+        """
+        if other._bucket is not self._bucket:
+            return False
+        there = self._listing()
+
+        def copy(piece: Piece) -> None:
+            own = self._name(name + piece.name[len(file.name) :])
+            if not self._is_put(own, there, piece.stop - piece.start):
+                self._bucket.copy(other._name(piece.name), own)
+
+        try:
+            in_parallel(copy, pieces_of(file), lambda _: None, threads=_MOST_AT_ONCE)
+        except KeyNotFoundError:
+            return False
+        return True
 
     # --- reading
 
@@ -531,44 +566,59 @@ class _Buffers:
             self._free.put(found)
 
 
-def _as_one(runs: Sequence[ChunkRun], size: int) -> memoryview | None:
-    """Returns the memory of these chunks, if it is one run of one buffer; else None."""
-    first = runs[0].pieces[0]
-    if not isinstance(first, memoryview) or first.readonly:
+_Chunks = list[list[memoryview]]  # the parts of which each chunk consists, in memory
+
+
+def _in_place(runs: Sequence[ChunkRun]) -> _Chunks | None:
+    """Returns the parts of chunks where they lie; None if they are many small ones, which have to be put together.
+
+    A put of 64 parts of 1 MiB, or of 640 of 100 KiB, takes as long as one of 64 MiB.
+    """
+    many = sum(len(run.pieces) for run in runs)
+    if many > _FEW_PARTS and (runs[-1].end - runs[0].offset) // many < _SMALL:
         return None
-    start = end = syscalls.buffer_address(first)
-    for run in runs:
-        for piece in run.pieces:
-            if not isinstance(piece, memoryview) or piece.obj is not first.obj:
-                return None
-            if syscalls.buffer_address(piece) != end:
-                return None
-            end += len(piece)
-    return syscalls.memory_at(start, size)
+    return [[_memory_of(piece) for piece in run.pieces] for run in runs]
 
 
-def _gather(runs: Sequence[ChunkRun], buffer: memoryview) -> None:
+def _memory_of(piece: memoryview | LatePiece | int) -> memoryview:
+    assert not isinstance(piece, int)
+    return piece.source.take(piece.start, piece.stop) if isinstance(piece, LatePiece) else piece
+
+
+def _copied(chunks: Iterable[Iterable[memoryview]], buffer: memoryview) -> _Chunks:
+    """Copies parts. Returns them in the copy."""
+    copied: _Chunks = []
     start = 0
-    for run in runs:
-        for piece in run.pieces:
-            assert not isinstance(piece, int)
-            data = piece.source.take(piece.start, piece.stop) if isinstance(piece, LatePiece) else piece
-            target = buffer[start : start + len(data)]
-            if data.readonly:
-                target[:] = data
+    for parts in chunks:
+        copied.append([])
+        for part in parts:
+            target = buffer[start : start + len(part)]
+            if part.readonly:
+                target[:] = part
             else:
-                syscalls.copy(syscalls.buffer_address(target), syscalls.buffer_address(data), len(data))
-            start += len(data)
+                syscalls.copy(syscalls.buffer_address(target), syscalls.buffer_address(part), len(part))
+            start += len(part)
+            copied[-1].append(target)
+    return copied
 
 
-def _sums_of(data: memoryview) -> bytes:
-    return b"".join(_sum_of(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK))
+def _sums_of(chunks: _Chunks, offset: int = 0, found: PieceSums | None = None) -> bytes:
+    """Returns the sums of chunks.
 
-
-def _sum_of(chunk: memoryview) -> bytes:
-    found = new_sum()
-    found.update(chunk)
-    return found.digest()
+    Args:
+        offset: where the first one starts in the file.
+        found: gets the sums of the parts, too.
+    """
+    sums: list[bytes] = []
+    for parts in chunks:
+        hasher = new_sum()
+        for part in parts:
+            hasher.update(part)
+            if found is not None:
+                found[offset] = hasher.digest() if len(parts) == 1 else xxhash.xxh3_64_digest(part)
+            offset += len(part)
+        sums.append(hasher.digest())
+    return b"".join(sums)
 
 
 # --- Storages by path ------------------------------------------------------------------------------------------------

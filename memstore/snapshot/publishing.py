@@ -301,9 +301,12 @@ def publish_manifest(
         if index and take.plain:
             with contextlib.suppress(AlreadyExistsError):  # this take's, by another rank's writer
                 storage.publish(INDEX, index, durable=take.durable)
-        if box_sums is not None and not storage.is_remote:
+        if box_sums is not None:
             with contextlib.suppress(AlreadyExistsError):  # as the index. It is a hint, so it may be torn
-                storage.write(sums_name(take.id), len(box_sums), [FilePart(0, box_sums)], durable=False)
+                if isinstance(storage, ObjectStorage):
+                    storage.publish(sums_name(take.id), box_sums, durable=False)
+                else:
+                    storage.write(sums_name(take.id), len(box_sums), [FilePart(0, box_sums)], durable=False)
         for save in {id_of(file.name) for file in earlier.files} if earlier is not None else ():
             if save is not None and not storage.is_remote:
                 leave_trace(storage, save)
@@ -330,7 +333,9 @@ def publish_manifest(
         if take.plain:
             keep.add(INDEX)
         also = (
-            {name for file in earlier.files for name in storage.names_of(file)} if earlier is not None else set[str]()
+            {sums_name(earlier.id), *(name for file in earlier.files for name in storage.names_of(file))}
+            if earlier is not None
+            else set[str]()
         )
         if not storage.is_remote:
             remove_others(storage, keep, also, owner=claimant(storage) if replacing is None else None)
@@ -381,7 +386,9 @@ def remove_others(storage: Storage, keep: Collection[str], also: Collection[str]
     gone = [
         name
         for name in names
-        if name in also or is_unfinished(name) or take_of(file_of(name), owner, traced) is not None
+        if name in also
+        or is_unfinished(name)
+        or (_is_left(name) if storage.is_remote else take_of(file_of(name), owner, traced) is not None)
     ]
     # Claims, parts and failures say whose the other files are: so they go after them.
     with contextlib.suppress(MemstoreError, OSError):  # the snapshot is there, whatever stays beside it
@@ -636,7 +643,9 @@ def prune(url: str, options: Mapping[str, Any] | None = None, *, older_than: flo
     """
     storage = ObjectStorage(url, options)
     manifest = present_manifest(storage)
-    named = [name for file in manifest.files for name in storage.names_of(file)] if manifest is not None else []
+    named: list[str] = []
+    if manifest is not None:
+        named = [sums_name(manifest.id), *(name for file in manifest.files for name in storage.names_of(file))]
     return storage.prune(named, _is_left, older_than)
 
 

@@ -11,6 +11,7 @@ entries of a store whose values lie in the files of a snapshot (`describe_snapsh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from bisect import bisect_right
@@ -54,6 +55,7 @@ from memstore.errors import (
 )
 from memstore.sharding import Box, Shard, StoredBox, TensorShard, narrow_to, sharded_leaf, whole
 from memstore.snapshot.buckets import path_or_url
+from memstore.snapshot.cache import BLOCK, BlockCache, CachedFile, CacheStore, ranges_of
 from memstore.snapshot.chunks import CHUNK, FilePart
 from memstore.snapshot.manifest import ManifestBox, ManifestTensor, rank_of
 from memstore.snapshot.storage import SILENT, ProgressMeter, hold
@@ -516,27 +518,17 @@ def load_snapshot(key: str, path: str | os.PathLike[str], format: object, *, all
 
 
 @modes.put_aside()
-def view(stored: Stored, rank: int, *, allow_pickle: bool) -> dict[str, Any]:
+def view(stored: Stored, rank: int, *, allow_pickle: bool, cache: CacheStore | None = None) -> dict[str, Any]:
     """Returns the state dicts of a rank with lazy leaves; see `Snapshot.view`."""
     values = stored.values(rank)
     tensors = [tensor for value in values for tensor in value.tensors]
+    places: MappedPlaces | FetchedPlaces
     if stored.storage.is_remote:
-        return _view_of_bucket(stored, rank, values, tensors, allow_pickle=allow_pickle)
-    places = MappedPlaces(stored, tensors)
-    source = MappedFiles(stored.path, places.files)
-    with torch.inference_mode(False):
-        return {
-            value.key: stored.build(value, _lazy_leaves(stored, value, places, source), allow_pickle=allow_pickle)
-            for value in values
-        }
-
-
-def _view_of_bucket(
-    stored: Stored, rank: int, values: Sequence[Value], tensors: Sequence[ManifestTensor], *, allow_pickle: bool
-) -> dict[str, Any]:
-    """Returns the state dicts of a rank with leaves that are fetched when they are used."""
-    places = FetchedPlaces(stored, tensors)
-    source = FetchedFiles(stored, rank, places.bases, places.end)
+        places = FetchedPlaces(stored, tensors)
+        source = FetchedFiles(stored, rank, places.bases, places.end, cache)
+    else:
+        places = MappedPlaces(stored, tensors)
+        source = MappedFiles(stored.path, places.files)
     with torch.inference_mode(False):
         return {
             value.key: stored.build(value, _lazy_leaves(stored, value, places, source), allow_pickle=allow_pickle)
@@ -714,11 +706,7 @@ def receive_mapped_files(path: str, files: bytes) -> MappedFiles:
 
 # --- Files in a bucket, fetched when they are used -------------------------------------------------------------------
 # Memory as large as all files together is reserved, and has no pages. What is used of it is fetched, in blocks, and
-# stays as long as the view.
-
-
-_BLOCK = 64 << 10  # bytes that are fetched at least, and that are there or not
-_NEAR = 4  # blocks between two that are fetched rather than left out
+# stays as long as the view. With a cache, blocks come from a store of this host, as far as one has been fetched before.
 
 
 class FetchedPlaces(Places):
@@ -736,7 +724,7 @@ class FetchedPlaces(Places):
                 file = stored.manifest.files[index]
                 stored.check_size(file)
                 bases[index] = self.end
-                self.end += -(-file.size // _BLOCK) * _BLOCK
+                self.end += -(-file.size // BLOCK) * BLOCK
         super().__init__(stored, bases)
 
 
@@ -746,21 +734,23 @@ class FetchedBytes:
     Args:
         bases: where each file starts in the memory, by its number in the manifest.
         end: bytes of the memory.
+        cache: a store for what is fetched.
     """
 
-    def __init__(self, stored: Stored, bases: Mapping[int, int], end: int) -> None:
-        self.memory = SharedMemory(max(end, _BLOCK))
+    def __init__(self, stored: Stored, bases: Mapping[int, int], end: int, cache: CacheStore | None) -> None:
+        self.memory = SharedMemory(max(end, BLOCK))
         self._bytes = np.asarray(self.memory)
         self._stored = stored
-        self._starts = [(base, stored.manifest.files[index]) for index, base in sorted(bases.items())]
-        self._has = np.zeros(-(-end // _BLOCK), bool)
+        self._bases = sorted(bases.items())
+        self._cache = None if cache is None else BlockCache(cache, stored.path, stored.manifest)
+        self._has = np.zeros(-(-end // BLOCK), bool)
         self._lock = threading.Lock()
 
     def need(self, starts: Any, stops: Any) -> None:
         """Fetches what lies between these addresses, as far as it isn't there."""
         wanted = np.zeros(len(self._has) + 1, np.int32)
-        first = np.clip((np.asarray(starts) - self.memory.address) // _BLOCK, 0, len(self._has))
-        last = np.clip(-(-(np.asarray(stops) - self.memory.address) // _BLOCK), 0, len(self._has))
+        first = np.clip((np.asarray(starts) - self.memory.address) // BLOCK, 0, len(self._has))
+        last = np.clip(-(-(np.asarray(stops) - self.memory.address) // BLOCK), 0, len(self._has))
         np.add.at(wanted, first, 1)
         np.add.at(wanted, last, -1)
         with self._lock:  # who needs the same waits for it
@@ -770,7 +760,7 @@ class FetchedBytes:
 
     def need_all(self) -> None:
         address = self.memory.address
-        self.need([address], [address + len(self._has) * _BLOCK])
+        self.need([address], [address + len(self._has) * BLOCK])
 
     def receive(self, starts: Any, stops: Any, into: Any) -> bool:
         return False
@@ -779,32 +769,33 @@ class FetchedBytes:
         raise MemstoreError(f"{self._stored.path} is no entry of a store")  # which nobody asks of a view
 
     def _fetch(self, blocks: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        runs = np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1)
-        parts: dict[str, list[FilePart]] = defaultdict(list)
-        for run in runs:
-            start, stop = int(run[0]) * _BLOCK, (int(run[-1]) + 1) * _BLOCK
-            at = bisect_right(self._starts, start, key=lambda one: one[0]) - 1
-            while start < stop:
-                base, file = self._starts[at]
-                end = min(stop, base + file.size)
-                if start < end:
-                    parts[file.name].append(FilePart(start - base, self._bytes[start:end]))
-                at += 1
-                start = self._starts[at][0] if at < len(self._starts) else stop
         with self._stored.reading():
-            for name, found in parts.items():
-                self._stored.storage.read(name, found)
+            for index, base in self._bases:
+                file = self._stored.manifest.files[index]
+                first, last = np.searchsorted(blocks, [base // BLOCK, -(-(base + file.size) // BLOCK)])
+                own = (blocks[first:last] - base // BLOCK).tolist()
+                memory = self._bytes[base : base + file.size]
+                read = partial(self._read, file.name, memory)
+                if own and self._cache is not None:
+                    self._cache.bring(CachedFile(index, memory), own, read)
+                elif own:
+                    read(ranges_of(own, file.size))
         self._has[blocks] = True
+
+    def _read(self, name: str, memory: Memory, ranges: Sequence[tuple[int, int]]) -> None:
+        self._stored.storage.read(name, [FilePart(start, memory[start:stop]) for start, stop in ranges])
 
 
 class FetchedFiles(Source):
     """Files of a snapshot in a bucket. A reference to them is the URL, with the options, and the snapshot's id."""
 
-    __slots__ = ("_bases", "_end", "_fetched", "_rank", "_stored")
+    __slots__ = ("_bases", "_cache", "_end", "_fetched", "_rank", "_stored")
 
-    def __init__(self, stored: Stored, rank: int, bases: dict[int, int], end: int) -> None:
-        self._stored, self._rank, self._bases, self._end = stored, rank, bases, end
-        self._fetched = FetchedBytes(stored, bases, end)
+    def __init__(
+        self, stored: Stored, rank: int, bases: dict[int, int], end: int, cache: CacheStore | None = None
+    ) -> None:
+        self._stored, self._rank, self._bases, self._end, self._cache = stored, rank, bases, end, cache
+        self._fetched = FetchedBytes(stored, bases, end, cache)
         memory: Memory = np.asarray(self._fetched.memory)
         super().__init__(memory, self._fetched.memory, stored.path, is_on_disk=True, absent=self._fetched)
 
@@ -816,23 +807,32 @@ class FetchedFiles(Source):
         return CorruptionError(path=self.key, detail=detail)
 
     def again(self) -> FetchedFiles | None:
-        return FetchedFiles(self._stored, self._rank, self._bases, self._end)
+        return FetchedFiles(self._stored, self._rank, self._bases, self._end, self._cache)
 
     def __reduce__(self) -> tuple[Any, ...]:
         stored = self._stored
         return receive_fetched_files, (
-            stored.path, dict(stored.options or {}), stored.manifest.id, self._rank, self._bases, self._end
+            stored.path, dict(stored.options or {}), stored.manifest.id, self._rank, self._bases, self._end,
+            None if self._cache is None else self._cache.__reduce__(),
         )  # fmt: skip
 
 
 def receive_fetched_files(
-    path: str, options: dict[str, Any], id: str, rank: int, bases: dict[int, int], end: int
+    path: str, options: dict[str, Any], id: str, rank: int, bases: dict[int, int], end: int, cache: Any = None
 ) -> FetchedFiles:
-    """Unpickles a source. Raises VersionGoneError if the snapshot is gone, or another one by now."""
+    """Unpickles a source. Raises VersionGoneError if the snapshot is gone, or another one by now.
+
+    Args:
+        cache: what opens the store that the sender's view has, and its arguments. Where there is none, it goes without.
+    """
     try:
         stored = Stored(path, options=options)
     except NotAStoreError as error:
         raise VersionGoneError(f"{path} was removed: {error.message}", key=path) from None
     if stored.manifest.id != id:
         raise VersionGoneError(f"{path} was overwritten before a reference to a part of it came", key=path)
-    return FetchedFiles(stored, rank, bases, end)
+    store: CacheStore | None = None
+    if cache is not None:
+        with contextlib.suppress(MemstoreError, OSError):
+            store = cache[0](*cache[1])
+    return FetchedFiles(stored, rank, bases, end, store)

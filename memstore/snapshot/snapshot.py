@@ -9,17 +9,20 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from time import perf_counter
 from typing import Any, Literal, NoReturn
 
 import msgspec
 import torch
 
 from memstore._info import Progress
+from memstore._telling import tell, told
 from memstore._wording import age, shown, size, table_html, table_text
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
 from memstore.snapshot.buckets import OF_ALL, is_url, path_or_url
+from memstore.snapshot.cache import CacheStore
 from memstore.snapshot.copying import copy_snapshot
 from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, tiers_of
 from memstore.snapshot.ranks import RankGroup
@@ -136,8 +139,9 @@ class Snapshot:
             allow_pickle: store objects that need it with pickle.
             base: an earlier snapshot, or its path. Tensors that are as they were there aren't written: their files get
                 a second name in the new folder (a hard link), so that each snapshot is whole, and either can be
-                removed. "latest": the newest snapshot in the folder that `path` lies in, if there is one. All is
-                written where nothing can be shared: on another file system, or with checksum=False in the base.
+                removed. In a bucket the service copies their objects, which costs no upload. "latest": the newest
+                snapshot in the folder that `path` lies in, if there is one. All is written where nothing can be shared:
+                on another file system, in another bucket, or with checksum=False in the base.
             then: paths of further folders, to which the same is saved after that, each as a snapshot of its own: from
                 memory to a disk. `Snapshot(path, then=...)` restores from the first one that is there. One that fails
                 is told by a RuntimeWarning, and the error of the last one is raised. With `base`, the further ones
@@ -165,9 +169,11 @@ class Snapshot:
             then,
             memory_budget_bytes,
         )
+        began = perf_counter()
         with lacks_told(path):
             prepared = prepare(path, app_state, pg, options)
             found = take_tiers(prepared, progress, pg)
+        tell("take", found[1], (), sum([one.nbytes for one in prepared]), began)
         return cls._of(*found, pg, {"allow_pickle": allow_pickle, **(storage_options or {})}, then)
 
     @classmethod
@@ -226,8 +232,11 @@ class Snapshot:
             then,
             memory_budget_bytes,
         )
+        began = perf_counter()
         with lacks_told(path):
-            pending = start(prepare(path, app_state, pg, options), progress, options)
+            prepared = prepare(path, app_state, pg, options)
+            pending = start(prepared, progress, options)
+        tell("async_take", prepared[0].part.take.path, (), sum([one.nbytes for one in prepared]), began)
         storage = {"allow_pickle": allow_pickle, **(storage_options or {})}
         return PendingSnapshot(pending, lambda manifest, where: cls._of(manifest, where, pg, storage, then))
 
@@ -264,7 +273,7 @@ class Snapshot:
             AmbiguousCheckpointError: another library has saved to the folder, too.
             StoreTimeoutError, MemstoreError: of other ranks, as of `take`.
         """
-        with lacks_told(self.path):
+        with lacks_told(self.path), told("restore", self.path):
             ranks = RankGroup(self.pg, self._timeout)
             if self.then and ranks.size > 1:
                 try:
@@ -322,7 +331,7 @@ class Snapshot:
                 raise NoSuchStateError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
             return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
-    def view(self) -> dict[str, Any]:
+    def view(self, *, cache: CacheStore | None = None) -> dict[str, Any]:
         """Returns what this rank saved, by the names in its app state, with lazy leaves: no tensor is read yet.
 
         The leaves are StoredTensors, as those of `Store.view`, over the mapped files: slicing one reads nothing, and an
@@ -331,11 +340,17 @@ class Snapshot:
 
         The view stays valid when the snapshot is removed; unpickling a reference then raises a VersionGoneError.
 
+        Args:
+            cache: a store of this host, opened for writing, for the leaves of a snapshot in a bucket: what one process
+                has fetched, the others read there, under keys with the prefix "snapshot-cache/". Limit it by the
+                store's capacity, or by `store.set_quota("snapshot-cache/", "8GiB")`. A folder needs none.
+
         Raises:
             CorruptionError: the manifest is damaged, or a file is missing or of another size.
+            ReadOnlyError: `cache` was opened with mode "r".
         """
         with lacks_told(self.path):
-            return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle)
+            return view(self._open(), RankGroup(self.pg).rank, allow_pickle=self._allow_pickle, cache=cache)
 
     def verify(self, *, progress: Progress | bool | None = None) -> None:
         """Reads all files, and compares them with their checksums and the manifest.

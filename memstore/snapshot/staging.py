@@ -86,6 +86,7 @@ class StagedTensors:
         checksum: bool = True,
         done: Callable[[int], None] | None = None,
         options: dict[str, Any] | None = None,
+        budget: int | None = None,
         lane: int = 0,
         more: bool = False,
     ) -> PendingWrite:
@@ -98,6 +99,7 @@ class StagedTensors:
             durable, checksum: as for `FileStorage.write`.
             done: called, in a thread of its own, with the bytes that were written since; must not raise.
             options: for a bucket, where `folder` is a URL.
+            budget: bytes of memory for an upload, beside the staged memory.
             lane: which writer does it. Each carries out its jobs one after the other.
             more: whether the memory is to be written once more, to another folder. Else this is the last time.
 
@@ -111,7 +113,7 @@ class StagedTensors:
         place = os.fsencode(path)
         number, told = next(_numbers), done is not None
         bucket, environment = (options, variables()) if is_url(path) else (None, {})
-        job = WriteJob(number, place, list(files), part, durable, checksum, told, bucket, environment)
+        job = WriteJob(number, place, list(files), part, durable, checksum, told, bucket, environment, budget)
         try:
             if path.startswith("memory://"):  # of this process
                 write_here(job, block.bytes.data, pending)

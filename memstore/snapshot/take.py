@@ -162,10 +162,10 @@ class TakeOptions(NamedTuple):
         place, tiers = path_or_url(path), tiers_of(then)
         if base is not None and base != LATEST:
             base = path_or_url(base)
-        if base is not None and (is_url(place) or is_url(base)):
+        if base not in (None, LATEST) and is_url(place) != is_url(base):
             raise ValueError(
-                f"base= is for folders, and not for {place if is_url(place) else base}: leave it out; a take to a URL "
-                "puts only what isn't there already"
+                f"base= is a snapshot in a folder for a take to a folder, and one in a bucket for a take to a bucket: "
+                f"{base} can't share files with {place}"
             )
         given = StorageOptions.of(storage_options, next(filter(is_url, (place, *tiers)), place))
         if memory_budget_bytes is not None and whole_number("memory_budget_bytes", memory_budget_bytes) < 1:
@@ -187,7 +187,7 @@ class TakeOptions(NamedTuple):
         return storage_at(path, self.bucket, budget=self.budget)
 
     def base_of(self, tier: int, folder: str) -> str | None:
-        """Returns the snapshot that a take shares files with; None if there is none, or in a bucket.
+        """Returns the snapshot that a take shares files with; None if there is none.
 
         Args:
             tier: which folder of the take it is, from 0. The base that was given is for the first one.
@@ -195,7 +195,7 @@ class TakeOptions(NamedTuple):
         """
         if self.base is None or (self.base != LATEST and not tier):
             return self.base
-        return None if is_url(folder) else latest_beside(folder)
+        return latest_beside(folder, self.bucket)
 
 
 # --- Steps 1 to 3: the ranks agree on who writes what ----------------------------------------------------------------
@@ -293,7 +293,7 @@ def prepare(path: Any, app_state: Any, group: Any, options: TakeOptions) -> list
             naming = _naming_of(opening)
             for take, storage, base in zip(takes, storages, open_bases, strict=True):
                 sharing = None
-                if base is not None and isinstance(storage, FileStorage):
+                if base is not None:
                     sharing = partial(base.share, storage, take.id, ranks.rank, ranks.size, take.durable)
                 drafted = draft(take, ranks.rank, values, walker.tensors, shared, shares, naming, sharing)
                 prepared.append(PreparedTake(ranks, storage, *drafted))
@@ -313,7 +313,7 @@ def _open_base(path: str | None, options: TakeOptions) -> Base | None:
     if path is None:
         return None
     try:
-        return Base(path)
+        return Base(path, options.bucket)
     except (MemstoreError, OSError) as error:
         if options.base == path:
             raise
@@ -472,6 +472,7 @@ def start(prepared: Sequence[PreparedTake], progress: Progress | bool | None, op
                 done=meter.done,
                 lane=min(tier, 1),
                 options=options.bucket,
+                budget=options.budget,
                 more=tier < len(prepared) - 1,
             )
             pending.append(PendingTake(prepared[tier], write))

@@ -309,7 +309,7 @@ def _carry_out(job: WriteJob, memory: SharedMemory, done: Callable[[int], None] 
 
 def write_all(job: WriteJob, staged: memoryview, done: Callable[[int], None] | None) -> bytes:
     """Makes the files of a job, and its part. Returns what `finish_part` does."""
-    storage = storage_at(os.fsdecode(job.folder), job.options)
+    storage = storage_at(os.fsdecode(job.folder), job.options, budget=job.budget)
     sums: dict[str, bytes] = {}
     pieces: dict[str, PieceSums] = {}
     try:
@@ -391,6 +391,7 @@ class WriteJob(msgspec.Struct, frozen=True):
         told: whether the trainer wants to hear how it advances.
         options: for a bucket, where `folder` is a URL.
         variables: of the trainer's environment, for the same: it may have renewed its credentials.
+        budget: bytes of memory for an upload, beside the staged memory.
     """
 
     number: int
@@ -402,6 +403,7 @@ class WriteJob(msgspec.Struct, frozen=True):
     told: bool = False
     options: dict[str, Any] | None = None
     variables: dict[str, str] = {}
+    budget: int | None = None
 
 
 class WriteFailure(msgspec.Struct, frozen=True):

@@ -70,7 +70,11 @@ def model_entries(model: torch.nn.Module) -> dict[str, ModelEntry]:
     """
     if not isinstance(model, torch.nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"model is a torch.nn.Module, and not {an(type(model))}: put and get are for other values")
-    _refuse_fsdp1(model)
+    if any(_is_a("torch.distributed.fsdp", "FullyShardedDataParallel", module) for module in model.modules()):
+        raise UnsupportedValueError(
+            "the model has modules of FullyShardedDataParallel, whose state only collectives can give, which know no "
+            "timeout; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
     own = {id(tensor) for tensors in (model.parameters(), model.buffers()) for tensor in tensors}
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
     return {clean_name(model, key): ModelEntry(key, value, id(value) in own) for key, value in state.items()}
@@ -132,14 +136,6 @@ def _is_a(home: str, kind: str, module: Any) -> bool:
     """Returns whether it is of a class whose module may not have been imported: then it is not."""
     known = getattr(sys.modules.get(home), kind, None)
     return known is not None and isinstance(module, known)
-
-
-def _refuse_fsdp1(model: torch.nn.Module) -> None:
-    if any(_is_a("torch.distributed.fsdp", "FullyShardedDataParallel", module) for module in model.modules()):
-        raise UnsupportedValueError(
-            "the model has modules of FullyShardedDataParallel, whose state only collectives can give, which know no "
-            "timeout; shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
-        )
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def open(
     checksum: bool | None = None,
     inline_limit: int | None = None,
     capacity: int | str | None = None,
+    spill: str | os.PathLike[str] | None = None,
     verify: bool = False,
     allow_pickle: bool = False,
     unix_group: int | str | None = None,
@@ -96,6 +97,8 @@ def open(
         capacity: how many bytes the files of all values may take together, as a number or text ("8GiB", "500MB"). The
             growth of the catalog beyond its first 8 MiB counts too. None: as created (new: no limit); another value
             changes it for all processes.
+        spill: a folder on a disk. Values in files that nobody has read for longest move there, instead of a
+            StoreFullError, and are read from there. It holds for all processes from now on; None: as before.
         verify: compare what is read with its checksums, if it has any.
         allow_pickle: use pickle for leaves that can't be stored otherwise. Loading a pickle runs code of whoever wrote
             it: allow it only for stores whose writers you trust.
@@ -124,6 +127,8 @@ def open(
         UnsupportedFilesystemError: the folder is on a network file system, or "disk" was asked for on a tmpfs.
         StoreFullError: there is no room for the catalog of a new store.
         InvalidAddressError: `cluster` is no address.
+        StorageError: values were moved to the folder of `spill`, and it isn't there.
+        CrossHostError: `spill`, in a store on several hosts.
         NotServedError: this host can't be a member of that cluster; or in mode "w" the store is one host's part of a
             store on several.
 
@@ -138,8 +143,15 @@ def open(
     deadline_after(timeout)  # raises for what is no number of seconds
     flag("verify", verify)
     flag("allow_pickle", allow_pickle)
-    _check_waits(mode, wait, cluster, secret)
-    creation = _creation(mode, durability, checksum, inline_limit, capacity, unix_group, file_mode)
+    if secret is not None and cluster is None:
+        raise ValueError("secret= is that of the cluster which cluster= names")
+    if cluster is not None and mode in ("x", "w"):
+        raise ValueError(f"mode {mode!r} creates a store, and cluster= joins one: use mode 'a'")
+    if wait is not None:
+        deadline_after(wait)  # raises for what is no number of seconds
+        if cluster is None and mode not in ("r", "r+"):
+            raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
+    creation = _creation(mode, durability, checksum, inline_limit, capacity, spill, unix_group, file_mode)
     path = absolute_path(root)
 
     def open_now(within: float | None = None) -> Store:
@@ -154,23 +166,13 @@ def open(
     return open_now() if wait is None or cluster is not None else when_there(path, wait, open_now, timeout)
 
 
-def _check_waits(mode: Mode, wait: float | None, cluster: object, secret: object) -> None:
-    if secret is not None and cluster is None:
-        raise ValueError("secret= is that of the cluster which cluster= names")
-    if cluster is not None and mode in ("x", "w"):
-        raise ValueError(f"mode {mode!r} creates a store, and cluster= joins one: use mode 'a'")
-    if wait is not None:
-        deadline_after(wait)  # raises for what is no number of seconds
-        if cluster is None and mode not in ("r", "r+"):
-            raise ValueError(f"mode {mode!r} makes the store itself: wait= is for modes 'r' and 'r+', which need one")
-
-
 def _creation(
     mode: Mode,
     durability: Literal["process", "disk"] | None,
     checksum: bool | None,
     inline_limit: int | None,
     capacity: int | str | None,
+    spill: str | os.PathLike[str] | None,
     unix_group: int | str | None,
     file_mode: int,
 ) -> Creation:
@@ -189,7 +191,10 @@ def _creation(
     if capacity is not None and mode == "r":
         raise ReadOnlyError("mode 'r' can't set capacity: open the store with 'r+' for that")
     limit = None if capacity is None else parse_size(capacity)
-    return Creation(durability, checksum, inline_limit, unix_group, int(file_mode), limit)
+    if spill is not None and mode == "r":
+        raise ReadOnlyError("mode 'r' moves no values, and finds what was moved by itself: leave spill= out")
+    folder = None if spill is None else absolute_path(spill, "spill")
+    return Creation(durability, checksum, inline_limit, unix_group, int(file_mode), limit, folder)
 
 
 def _join(path: str, cluster: str | Cluster, secret: str | bytes | None, creation: Creation, timeout: float) -> None:

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 import msgspec
 
@@ -73,6 +73,7 @@ from memstore.errors import (
     ReadOnlyError,
     UnsupportedValueError,
     VersionConflictError,
+    lacks_told,
 )
 from memstore.listing import Keyspace, KeyTree, Mode, WhileRead, absent, key_tree, opened
 from memstore.store.values import (
@@ -83,6 +84,7 @@ from memstore.store.values import (
     as_items,
     attach_files,
     check_early,
+    checked,
     describe,
     doubtful_default,
     export,
@@ -103,11 +105,15 @@ from memstore.view import view
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Unpack
 
     from memstore.datasets import Dataset, Spec
     from memstore.store.models import ModelLoad, PreparedLoad
     from memstore.store.sharded import PendingPut
+    from memstore.store.values import GetOptions
 
+T = TypeVar("T")
+D = TypeVar("D")
 
 _ABSENT: Any = object()
 _COMPLETED = 1000  # keys that a notebook offers
@@ -158,6 +164,7 @@ class Store(Keyspace):
         expect_version: int | None = None,
         history: int | None = None,
         history_bytes: int | str | None = None,
+        delta_of: int | bool | None = None,
         timeout: float | None = None,
     ) -> int:
         """Stores a value as the new version of `key`; readers see all of it, or nothing.
@@ -175,6 +182,9 @@ class Store(Keyspace):
                 it, which is 1 at first.
             history_bytes: with `history`: how many bytes the replaced versions may take, as a number or text ("8GiB");
                 the oldest go first. None: as many as the store has room for.
+            delta_of: a version of the key, or True for the current one. Leaves that have its bytes are not stored
+                again: both versions share them, and readers see no difference. That version may go at any time. Where
+                it is gone, or the value shares less than half of it, the whole value is stored.
             timeout: seconds; None: the store's.
 
         Returns:
@@ -194,6 +204,7 @@ class Store(Keyspace):
             raise refused_put(error, key, value) from None
         expect = None if expect_version is None else expected_version(expect_version)
         limits = None if history is None and history_bytes is None else history_of(history, history_bytes)
+        base = None if delta_of is None or delta_of is False else 0 if delta_of is True else version_number(delta_of)
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         allow_pickle = self._allow_pickle
         try:
@@ -207,6 +218,7 @@ class Store(Keyspace):
                 allow_pickle=allow_pickle,
                 deadline=deadline,
                 history=limits,
+                delta_of=base,
             )
         except UnsupportedValueError:
             if limits is not None or not structure.has_shards(value):
@@ -278,11 +290,18 @@ class Store(Keyspace):
 
     # --- get ----------------------------------------------------------------------------------------------------------
 
+    @overload
+    def get(self, key: str, default: Any = ..., *, as_type: None = None, **options: Unpack[GetOptions]) -> Any: ...
+    @overload
+    def get(self, key: str, *, as_type: type[T], **options: Unpack[GetOptions]) -> T: ...
+    @overload
+    def get(self, key: str, default: D, *, as_type: type[T], **options: Unpack[GetOptions]) -> T | D: ...
     def get(
         self,
         key: str,
         default: Any = NO_DEFAULT,
         *,
+        as_type: Any = None,
         out: Any = None,
         like: Any = None,
         device: torch.device | str | None = None,
@@ -300,6 +319,8 @@ class Store(Keyspace):
 
         Args:
             default: returned unchanged if there is no such key; without it, a missing key is an error.
+            as_type: the type of the value, for type checkers, and as a check: `get("policy", as_type=TensorDict)`.
+                Of `dict[str, torch.Tensor]` only the class is checked, and of a TypedDict the keys that it requires.
             out: a value of the same structure, which is filled in place and returned. It is checked before anything is
                 written. For a DTensor or TensorShard only this rank's part is read; such a target may lack leaves that
                 other ranks hold.
@@ -321,7 +342,8 @@ class Store(Keyspace):
         Raises:
             KeyNotFoundError: no such key, and no default.
             VersionGoneError: it has no such `version` any more, or not yet, and no default was given.
-            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written.
+            StructureMismatchError: `out` or `like` differs; all differences are listed, and nothing was written. Or the
+                value isn't of type `as_type`.
             CorruptionError: the stored bytes are damaged.
             ResourceLimitError: too many open files or mappings.
             ValueError: `max_age` isn't a number of seconds.
@@ -339,12 +361,12 @@ class Store(Keyspace):
             )
             lazily = is_served(root) and (structure.has_shards(out) or structure.has_shards(like))
         if version is not None:
-            return self._get_version(key, version_number(version), default, options, deadline, began)
+            return self._get_version(key, version_number(version), default, as_type, options, deadline, began)
         try:
             held = hold_at_once(root, name)
         except (OSError, MemoryError):
             held = MISFIT  # `hold_version` tries once more, and says what is lacking
-        if held is MISFIT or (held is None and is_served(root)) or (held is not None and held.record.is_mutable):
+        if held is MISFIT or (held is None and is_served(root)):
             held = hold_version(root, key, name, self._as_opened, deadline, lazily=lazily, max_age=max_age)
         if default is not NO_DEFAULT and default is not ...:
             doubt = doubtful_default(key, default, held)
@@ -358,13 +380,14 @@ class Store(Keyspace):
         value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
         if began:
             log_read(root, "get", key, held, began)
-        return value
+        return value if as_type is None else checked(key, value, as_type)
 
     def _get_version(
         self,
         key: str,
         version: int,
         default: Any,
+        as_type: Any,
         options: contents.ReadOptions,
         deadline: float | None,
         began: float,
@@ -381,7 +404,7 @@ class Store(Keyspace):
         value = contents.read(root, key, held, options, verify=self._verify, allow_pickle=self._allow_pickle)
         if began:
             log_read(root, "get", key, held, began)
-        return value
+        return value if as_type is None else checked(key, value, as_type)
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
         """Returns the values of several keys as they were at one moment, in the order of `keys`.
@@ -502,7 +525,22 @@ class Store(Keyspace):
             return held_version(root, key, self._as_opened, lazily=lazily)
         return held_one_version(root, key, version_number(version), self._as_opened, self._deadline(None))
 
-    def view(self, key: str, *, device: torch.device | str | None = None, version: int | None = None) -> Any:
+    @overload
+    def view(
+        self, key: str, *, device: torch.device | str | None = None, version: int | None = None, as_type: None = None
+    ) -> Any: ...
+    @overload
+    def view(
+        self, key: str, *, device: torch.device | str | None = None, version: int | None = None, as_type: type[T]
+    ) -> T: ...
+    def view(
+        self,
+        key: str,
+        *,
+        device: torch.device | str | None = None,
+        version: int | None = None,
+        as_type: Any = None,
+    ) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 
         The view stays at this version, can't be written, and is pickled as a reference: see docs/views.md. A view of a
@@ -511,6 +549,7 @@ class Store(Keyspace):
         Args:
             device: the device to which tensors that are read from the view move; None: that from which they were put.
             version: the version to be viewed, as in `get`; None: the current one.
+            as_type: the type of the view, as in `get`: `dict[str, memstore.StoredTensor]`.
 
         Returns:
             The stored containers (TensorDict, dict, list, ...) with a `StoredTensor` for each tensor. Those that a
@@ -519,6 +558,7 @@ class Store(Keyspace):
         Raises:
             KeyNotFoundError: no such key.
             VersionGoneError: it has no such `version` any more, or not yet.
+            StructureMismatchError: it isn't of type `as_type`.
             MutableEntryError: the key is that of a replay buffer.
             CrossHostError: the key is that of a dataset, whose rows are on another host.
 
@@ -547,7 +587,7 @@ class Store(Keyspace):
         found = view(root, key, held, self._as_opened, device)
         if began:
             log_read(root, "view", key, held, began)
-        return found
+        return found if as_type is None else checked(key, found, as_type)
 
     # --- the names that a mapping has ---------------------------------------------------------------------------------
     # It is no MutableMapping, whose `get` never raises, and which compares by contents.
@@ -1064,6 +1104,85 @@ class Store(Keyspace):
             verify=self._verify,
             allow_pickle=self._allow_pickle,
         )
+
+    def export_hf(
+        self,
+        key: str,
+        path: str | os.PathLike[str],
+        *,
+        config: Any = None,
+        max_shard_size: int | str = "5GB",
+        dtype: torch.dtype | None = None,
+        prefix: str = "",
+        link: bool = False,
+        version: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Writes the weights of `key` to a folder that `from_pretrained` and other readers of Hugging Face's load.
+
+        Of what `save_model` has stored these are the module's tensors. The folder appears completely, or not at all.
+        Of an entry that was attached, the files themselves are copied if they have just these tensors: by the kernel,
+        and without a copy on btrfs and xfs, which let both files share their blocks.
+
+        Args:
+            path: a folder, which must be missing or empty.
+            config: what becomes `config.json`: a model's configuration, a dict, or the path of a `config.json`. Or a
+                folder that has one, such as that of the model before it was trained: what else lies there, such as a
+                tokenizer, is copied too, except for weights and folders.
+            max_shard_size: bytes, or text: larger models are written as several files with an index.
+            dtype: floating-point tensors are cast to it, and `config.json` says so.
+            prefix: removed from the front of the names; tensors without it are left out.
+            link: the files of an attached entry become hard links, if both are on one file system. Then nobody may
+                write to files in the folder: that would change the attached ones.
+            version: the version to be written, as in `get`; None: the current one.
+            progress: called with the bytes done and those in all.
+
+        Raises:
+            KeyNotFoundError: no such key.
+            VersionGoneError: it has no such `version` any more, or not yet.
+            UnsupportedValueError: a leaf can't be written, which is named.
+            AlreadyExistsError: the folder isn't empty.
+            FileNotFoundError: there is no `config`, or it is a folder without a `config.json`.
+            StoreFullError, ResourceLimitError: there is no room. Nothing is left.
+            CorruptionError: an attached file isn't what it was, or `config` is no JSON.
+            ValueError: no name starts with `prefix`, or two tensors have one name when names are joined by dots.
+
+        Example:
+            >>> import memstore, os, tempfile, torch
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     version = store.save_model("policy", torch.nn.Linear(2, 1))
+            ...     store.export_hf("policy", store.root + "-policy", config={"model_type": "my-model"})
+            >>> sorted(os.listdir(store.root + "-policy"))
+            ['config.json', 'model.safetensors']
+        """
+        with between_forks():
+            from memstore.formats import check_export
+            from memstore.store.named_weights import export_hf
+
+        check_progress(progress)
+        target, limit = check_export(path, "safetensors", max_shard_size)
+        if target.endswith(".safetensors"):
+            raise ValueError(f"{target}: export_hf writes a folder: choose another name, or Store.export writes a file")
+        if dtype is not None:
+            structure.check_dtype(dtype)
+        link = flag("link", link)
+        root = self._opened()
+        held = self._held(root, key, version, lazily=True)
+        self._gets += 1
+        with lacks_told(target):
+            export_hf(
+                key,
+                held.record,
+                view(root, key, held, self._as_opened, "cpu"),
+                os.path.abspath(target),
+                config=config,
+                limit=limit,
+                dtype=dtype,
+                prefix=prefix,
+                link=link,
+                progress=progress,
+                durable=root.settings.durable,
+            )
 
     # --- the store ----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NoReturn,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_origin,
+    is_typeddict,
+    overload,
+)
 
 import msgspec
 import torch
@@ -29,10 +41,12 @@ from memstore import contents, structure
 from memstore._arguments import encode_key
 from memstore._info import EntryInfo, LeafInfo, ShardInfo
 from memstore._parsing import UNDECODABLE
+from memstore._telling import is_wanted, tell
 from memstore._threads import between_forks
-from memstore._wording import an_instance, refuse_url
+from memstore._wording import an_instance, first_of, refuse_url
 from memstore.engine import (
     MISFIT,
+    BaseGone,
     CatalogCrowded,
     Content,
     Draft,
@@ -56,6 +70,7 @@ from memstore.engine import (
     is_served,
     mutable_entry,
     need_boxes,
+    need_deltas,
     need_history,
     owner_name,
     plan_bytes,
@@ -63,17 +78,19 @@ from memstore.engine import (
     resource_errors,
     use_root,
 )
-from memstore.errors import CorruptionError, UnsupportedValueError, lacks_told
+from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError, lacks_told
 from memstore.listing import UnknownKindError, absent, no_value, no_values, outline, version_gone
 from memstore.structure import modes
 from memstore.view import view
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from memstore.formats import Format
 
 log = logging.getLogger("memstore")
+T = TypeVar("T")
+D = TypeVar("D")
 
 
 class _NoDefault:
@@ -86,6 +103,46 @@ class _NoDefault:
 
 
 NO_DEFAULT: Any = _NoDefault()
+
+
+class GetOptions(TypedDict, total=False):
+    """The options of `Store.get` beside `as_type`, for type checkers."""
+
+    out: Any
+    like: Any
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+    non_blocking: bool
+    strict: bool
+    cast: bool
+    max_age: float | None
+    version: int | None
+    timeout: float | None
+
+
+def checked(key: str, value: Any, as_type: Any) -> Any:
+    """Returns a value that is of a type. Of a type with arguments, such as `dict[str, Tensor]`, the class is looked at;
+    of a TypedDict, whether there are the keys that it requires.
+
+    Raises:
+        StructureMismatchError: it isn't.
+        TypeError: `as_type` is no class.
+    """
+    kind, what = get_origin(as_type) or as_type, f"is {an_instance(value)}"
+    if is_typeddict(kind):
+        if isinstance(value, dict):
+            lacking = sorted(repr(name) for name in kind.__required_keys__ if name not in value)
+            if not lacking:
+                return cast("Any", value)
+            what = f"lacks {first_of(lacking, 5)}"
+    elif not isinstance(kind, type):
+        raise TypeError(f"as_type is a class, such as dict or torch.Tensor, and not {as_type!r:.100}")
+    elif isinstance(value, kind):
+        return value
+    name = getattr(kind, "__qualname__", kind)
+    raise StructureMismatchError(f"{key!r} {what}, and as_type={name} was asked for: give its own type", key=key)
+
+
 NOT_NOW: Any = object()
 _AT_ONCE = 1 << 16  # bytes of a description, or of objects, that are made into a value in some hundred microseconds
 
@@ -105,6 +162,7 @@ def put_one(
     deadline: float,
     below: Path = (),
     history: tuple[int, int] | None = None,
+    delta_of: int | None = None,
 ) -> int:
     """Puts a value of this process alone, and returns its version. Raises what `Store.put` raises.
 
@@ -112,9 +170,15 @@ def put_one(
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
         history: as of `engine.Draft`.
+        delta_of: the version with which it may share files; 0: the present one; None: none.
     """
     if history is not None:
         need_history(root, deadline)
+    if delta_of is not None and dtype is None and not is_served(root) and root.storage.maps_at_once:
+        options = PutOptions(expect, history, allow_pickle)
+        version = _put_delta(root, key, name, value, delta_of, options, deadline)
+        if version:
+            return version
     limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
@@ -127,6 +191,42 @@ def put_one(
             return put(root, [draft], deadline)[0]
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)
+
+
+class PutOptions(NamedTuple):
+    """Arguments of `put_one` that a delta has too."""
+
+    expect: int | None
+    history: tuple[int, int] | None
+    allow_pickle: bool
+
+
+def _put_delta(
+    root: Root,
+    key: str,
+    name: bytes,
+    value: Any,
+    base: int,
+    options: PutOptions,
+    deadline: float,
+) -> int:
+    """Puts a value that shares the files of an earlier version. Returns 0 where that can't be, or saves little."""
+    with resource_errors(root.path, key, root):
+        present = index.find(root, name) if not base else None
+        version = base or (present.version if present is not None else 0)
+        held = hold_version_of(root, name, version, deadline, may_lock=True) if version else None
+    if held is None:
+        return 0
+    limit = contents.inline_limit(root)
+    flat = contents.flatten(key, value, root, limit=limit, allow_pickle=options.allow_pickle)
+    draft = contents.draft_delta(root, name, flat, held, options.expect)
+    if draft is None:
+        return 0
+    need_deltas(root, deadline)
+    try:
+        return put(root, [msgspec.structs.replace(draft, history=options.history)], deadline)[0]
+    except BaseGone:  # it was replaced or deleted meanwhile, and nobody keeps it
+        return 0
 
 
 def put_many(
@@ -330,7 +430,7 @@ def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began
     value = default
     if held is not None:
         record = held.record
-        if record.is_mutable or record.objects_checksum is not None:
+        if record.objects_checksum is not None:
             return NOT_NOW
         if len(record.description) > _AT_ONCE or len(record.objects) > _AT_ONCE:
             return NOT_NOW
@@ -461,14 +561,20 @@ class Ref:
         self._pin = pin
         self.key, self.version, self.root = pin.key, pin.record.version, pin.root.path
 
+    @overload
+    def get(self, *, as_type: type[T], default: D, **options: Unpack[GetOptions]) -> T | D: ...
+    @overload
+    def get(self, *, as_type: type[T], **options: Unpack[GetOptions]) -> T: ...
+    @overload
+    def get(self, **options: Any) -> Any: ...
     def get(self, **options: Any) -> Any:
         """Returns the value of exactly this version. Options as in `Store.get`.
 
         Raises:
             VersionGoneError: the ref arrived after its lease, and the version was overwritten or deleted.
         """
-        began = perf_counter() if log.isEnabledFor(logging.DEBUG) else 0.0
-        pin = self._pin
+        began = perf_counter() if is_wanted() else 0.0
+        pin, as_type = self._pin, options.pop("as_type", None)
         is_elsewhere = pin.record.hosts is not None
         is_sharded = is_elsewhere and any(structure.has_shards(options.get(name)) for name in ("out", "like"))
         held = self._map(lazily=is_sharded)  # then only the boxes that are read are fetched
@@ -487,7 +593,7 @@ class Ref:
         value = contents.read(pin.root, self.key, held, chosen, verify=verify, allow_pickle=allow_pickle)
         if began:
             log_read(pin.root, "get", self.key, held, began)
-        return value
+        return value if as_type is None else checked(self.key, value, as_type)
 
     def view(self, **options: Any) -> Any:
         """Returns this version with lazy leaves. Options as in `Store.view`, errors as in `get`."""
@@ -518,7 +624,7 @@ def _unknown_option(options: dict[str, Any]) -> TypeError | None:
     unknown = [name for name in options if name not in _OPTIONS]
     if not unknown:
         return None
-    takes = ", ".join(("default", *_OPTIONS, *_OF_ANY_VERSION))
+    takes = ", ".join(("default", "as_type", *_OPTIONS, *_OF_ANY_VERSION))
     return TypeError(f"Ref.get() got an unexpected keyword argument {unknown[0]!r}: it takes {takes}")
 
 
@@ -572,8 +678,9 @@ _WHERE = {"inline": "in the catalog", "segment": "in its file", "sharded": "in f
 
 
 def log_read(root: Root, call: str, key: str, held: MappedEntry, began: float) -> None:
-    """Writes a debug line about a read that began at this time of `perf_counter`."""
+    """Tells of a read that began at this time of `perf_counter`, in a debug line and to the observer."""
     record, took = held.record, (perf_counter() - began) * 1e3
+    tell(call, root.path, (key,), record.nbytes or len(record.objects), began)
     where = _WHERE.get(record.kind, "of rows")
     if record.hosts is not None:
         where += ", on another host"
@@ -604,7 +711,9 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
     leaves = tuple(
         LeafInfo(*leaf, shards.get(plan.same.get(i, i), ())) for i, leaf in enumerate(structure.leaf_table(plan))
     )
-    has_more = record.kind in ("adopted", "sharded")  # its data section has the headers of the files too
+    has_more = (
+        record.kind in ("adopted", "sharded") or record.is_delta
+    )  # its data section has the headers of the files too
     return EntryInfo(
         key=key,
         version=record.version,
@@ -616,6 +725,7 @@ def describe(root: Root, key: str, timeout: float) -> EntryInfo:
         files=files_of(root, record),
         owner=owner_name(root, name),
         recovered=is_recovered(root, name, record.version),
+        spilled=index.is_spilled(root, record),
     )
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 
-from memstore import structure
 from memstore._wording import an_instance
-from memstore.engine import Path, deadline_after
-from memstore.errors import UnsupportedValueError
+from memstore.engine import HeldVersion, deadline_after
 from memstore.listing import check_store
-from memstore.store.model_fit import saved_weights
+from memstore.store.named_weights import named_weights
 from memstore.store.store import Store
+from memstore.store.values import Ref
 from memstore.structure import modes
 from memstore.view import StoredTensor, load_leaf
-
-_WITHOUT_TENSORS: tuple[type, ...] = (str, bytes, int, float, complex, np.ndarray, type(None))
 
 
 @modes.uncompiled
@@ -38,9 +34,10 @@ def iter_weights(
     Those of an optimizer are left out, unless `prefix` is "optimizer.".
 
     Inference engines take their weights in this form (`model.load_weights(iter_weights(store, "policy"))`). The tensors
-    are on the CPU, in shared memory, from whatever device they were put. Nothing is read before it is used, and a
-    loader that copies them one after the other into its parameters never has a second copy of all of them on its
-    device. A tensor that ranks have put in parts is assembled in new memory when it is its turn, only one at a time.
+    are on the CPU, in shared memory, from whatever device they were put. Nothing is read before it is used; but of a
+    value on another host all comes at once if most of it is wanted, once for all processes of this host. A loader
+    that copies them one after the other into its parameters never has a second copy of all of them on its device. A
+    tensor that ranks have put in parts is assembled in new memory when it is its turn, only one at a time.
 
     Args:
         store: the store.
@@ -82,54 +79,28 @@ def iter_weights(
     if newer_than is not None:
         store.wait(key, newer_than=newer_than, timeout=timeout)
     loaded: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()  # by lazy leaf: tied ones stay one tensor
-    for name, leaf in named_leaves(key, store.view(key, device="cpu"), prefix, names).items():
+    found = named_weights(key, store.view(key, device="cpu"), prefix, names)
+    held = _brought(found.values())
+    if held is not None:
+        found = named_weights(key, Ref(held).view(device="cpu"), prefix, names)
+    for name, leaf in found.items():
         tensor = loaded.get(id(leaf), leaf)
         if tensor is leaf and isinstance(leaf, StoredTensor):
             tensor = loaded[id(leaf)] = load_leaf(leaf)
         yield name, tensor
 
 
-@modes.uncompiled
-def named_leaves(
-    key: str, value: Any, prefix: str, names: Callable[[str], str | None] | None
-) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a view by their names, lazily. Arguments and errors as `iter_weights`."""
-    weights = saved_weights(value)
-    if weights is not None and any(name.startswith(prefix) for name in weights):
-        value = weights
-    found: dict[str, torch.Tensor] = {}
-    origins: dict[str, Path] = {}
-    tensors = [(".".join(map(str, path)), path, tensor) for path, tensor in structure.iter_tensors(value)]
-    if isinstance(value, _WITHOUT_TENSORS):
-        raise UnsupportedValueError(
-            f"the value of {key!r} is {an_instance(value)}, and has no tensors to name", key=key
-        )
-    chosen = [one for one in tensors if one[0].startswith(prefix)]
-    if tensors and not chosen:
-        raise ValueError(f"no tensor of {key!r} has a name that starts with {prefix!r}: the first is {tensors[0][0]!r}")
-    for stored, path, tensor in chosen:
-        name: Any = stored[len(prefix) :]
-        if names is not None:
-            name = names(name)
-            if name is None:
-                continue
-            if not isinstance(name, str):
-                raise TypeError(f"names({stored[len(prefix) :]!r}) returned {name!r}: it returns a name, or None")
-        if name in found:
-            raise _one_name(key, name, origins[name], path)
-        found[name], origins[name] = tensor, path
-    return found
+def _brought(chosen: Iterable[torch.Tensor]) -> HeldVersion | None:
+    """Brings a value of other hosts at once, if most of it is wanted: a host keeps it, and passes it on.
 
-
-def _one_name(key: str, name: str, *paths: Path) -> ValueError:
-    one, other = ("".join(f"[{part!r}]" for part in path) for path in paths)
-    are_alike = len({".".join(map(str, path)) for path in paths}) == 1
-    advice = (
-        "no mapping of names can tell them apart: get the key, and take them by its own keys"
-        if are_alike
-        else "names= may rename one of them, or leave it out by returning None"
-    )
-    return ValueError(f"two tensors of {key!r} would be called {name!r}: {one} and {other}; {advice}")
+    Returns as `Source.bring_whole`.
+    """
+    leaves = {id(leaf): leaf for leaf in chosen if isinstance(leaf, StoredTensor)}
+    if not leaves:
+        return None
+    source = next(iter(leaves.values())).stored.source
+    wanted = sum(leaf.nbytes for leaf in leaves.values())
+    return source.bring_whole() if 2 * wanted >= source.memory.nbytes else None
 
 
 def _of_mapping(names: object) -> str:

@@ -4,6 +4,7 @@ The modules, from the top floor down; a module imports only those below it:
 
     targets       get with out= and like=
     rebuilding    a stored value, built again
+    deltas        the leaves of a value that an earlier one has
     flattening    a value, taken apart: its plan, its tensors and its objects
     tensordicts   TensorDict and its relatives: imported once a value needs them
     tensors       arrays, and tensors that are not plain: how each kind is flattened, and the node that builds it again
@@ -24,11 +25,13 @@ import memstore.structure.containers  # noqa: F401  # pyright: ignore[reportUnus
 from memstore import _modes as modes
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
+from memstore.structure.deltas import DeltaLeaves, compare_leaves
 from memstore.structure.flattening import (
     ExternalValue,
     FlatValue,
     HeldLeaf,
     HeldValue,
+    check_dtype,
     contents,
     describe_external_tree,
     describe_external_value,
@@ -143,6 +146,9 @@ _register_transport()
 
 
 __all__ = [
+    "DeltaLeaves",
+    "compare_leaves",
+    "check_dtype",
     "ByteRange",
     "CopyPlan",
     "DTYPES",

@@ -133,7 +133,7 @@ class Container(Node):
             yield () if key is NAMELESS else (name_of(key),), node
 
 
-class Kind(NamedTuple):
+class NodeKind(NamedTuple):
     """A kind of container, as it is read from trees.
 
     Attributes:
@@ -147,7 +147,7 @@ class Kind(NamedTuple):
     may_be_object: bool
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, NodeKind] = {}
 _Read = TypeVar("_Read", bound=Callable[..., Container])
 
 
@@ -155,13 +155,13 @@ def reads(name: str, *fields: type | tuple[type, ...], may_be_object: bool = Fal
     """Returns a decorator for the function that reads containers of this kind: it takes the reader and the fields."""
 
     def register(read: _Read) -> _Read:
-        KINDS[name] = Kind(read, fields, may_be_object)
+        KINDS[name] = NodeKind(read, fields, may_be_object)
         return read
 
     return register
 
 
-def find_kind(name: str) -> Kind:
+def find_kind(name: str) -> NodeKind:
     found = KINDS.get(name)
     if found is None:
         load_late_containers()

@@ -25,7 +25,7 @@ from memstore._threads import between_forks
 from memstore.contents import count_read
 from memstore.engine import Absent, HeldVersion, Record, syscalls
 from memstore.engine.syscalls import HUGE_PAGE, PAGE
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, CrossHostError, StoreFullError
 from memstore.sharding import Offsets, cover, runs
 from memstore.structure import has_gaps, modes, over, pack, to_device, traits
 
@@ -104,6 +104,13 @@ class Source:
         """Returns whether some of the rows are to be asked for."""
         return self.absent is not None or are_pages_cold(values, rows)
 
+    def bring_whole(self) -> HeldVersion | None:
+        """Brings all bytes of other hosts at once, by way of a copy that this host keeps, and other hosts may have.
+
+        Returns the version where it lies elsewhere in memory by then; None: here, as far as it has come.
+        """
+        return None
+
     def damaged(self, detail: str, place: int = 0) -> CorruptionError:
         """Makes the error of damage at this `place` in the memory."""
         raise NotImplementedError
@@ -137,6 +144,18 @@ class PinnedSource(Source):
     @property
     def title(self) -> str:
         return f"key={self.key!r}, version={self.pin.record.version}"
+
+    def bring_whole(self) -> HeldVersion | None:
+        pin = self.pin
+        if self.absent is None or pin.options.mode == "r" or pin.root.storage.sees_all_hosts:
+            return None
+        if not pin.record.start:  # in parts, whose copies fill this memory
+            self.absent.need_all()
+            return None
+        with contextlib.suppress(StoreFullError, CrossHostError):  # there is no room for a copy: what is read comes
+            held = self.absent.localized()
+            return HeldVersion(pin.root, pin.key, held.record, held, pin.options)
+        return None
 
     def damaged(self, detail: str, place: int = 0) -> CorruptionError:
         return contents.damaged(self.pin.root, self.key, self.pin.record, detail, place)

@@ -11,7 +11,7 @@ from tests.benchmarks.peers.far import ROW, Work, expected, take_each, value_of
 from tests.benchmarks.peers.far_readers import FarReaders
 from tests.benchmarks.peers.far_store import FarStore
 from tests.benchmarks.session import Session
-from tests.benchmarks.workloads import remote, remote_rdma, remote_small, served
+from tests.benchmarks.workloads import broadcast, remote, remote_rdma, remote_small, served
 from tests.benchmarks.workloads.by_hosts import take_turns
 from tests.support.hosts import why_unavailable
 
@@ -64,7 +64,7 @@ def test_where_there_can_be_no_hosts_the_reason_is_told(
 ) -> None:
     monkeypatch.setattr(on_hosts, "why_unavailable", lambda: "there is no command ip")
     session = Session(tmp_path_factory.mktemp("bench"), quick=True)
-    for workload in (remote, remote_rdma, remote_small, served):
+    for workload in (broadcast, remote, remote_rdma, remote_small, served):
         found = workload.measure(session)
         assert [one.reason for one in found.absent] == ["there is no command ip"]
         assert not found.series and not found.goals
@@ -91,3 +91,15 @@ def test_a_store_brings_values_from_host_to_host(tmp_path_factory: pytest.TempPa
             readers.read(WORKS[1], 8, 3, check=True)
             assert store.owner.sent_bytes() - before < 1.1 * WORKS[1].moved, "one value for all of them"
             readers.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_broadcast_is_measured(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each get is compared with its source."""
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    found = broadcast.measure_with(3, 4 << 20, 1)
+    sent = next(goal for goal in found.goals if "sent" in goal.what)
+    assert sent.found.median < 3.5 and not found.absent

@@ -46,12 +46,17 @@ def leftovers(store: memstore.Store, *, spares: bool = False) -> list[str]:
         kept.add(root.next_put.file.segment)
         filling = [row for row in filling if row != (root.next_put.file.segment, root.next_put.file.put_id)]
     live = {extent.segment for record in records if record is not None for extent in record.segments}
+    moved, folder = root.catalog.view(tables.spilled_segments), root.storage.spill_folder()
     found = [f"a part, and no part: {segment}" for segment in parts if rows[segment].state != PREPARED]
     kept |= parts
-    expected = {os.path.basename(segment_path(root.segments, segment)) for segment in live | kept}
+    expected = {os.path.basename(segment_path("", segment)) for segment in (live | kept) - set(moved)}
     present = set(os.listdir(root.segments))
     found += [f"a file of nobody: {name}" for name in sorted(present - expected)]
     found += [f"a missing file: {name}" for name in sorted(expected - present)]
+    if folder is not None:
+        spilled = {os.path.basename(segment_path("", segment)) for segment in moved}
+        found += [f"in the spill folder: {name}" for name in sorted(set(os.listdir(folder)) ^ {*spilled, "store"})]
+        found += [f"moved, and counted: {segment}" for segment in moved if rows[segment].nbytes]
     found += [f"a filling row: {row}" for row in filling]
     found += [f"a pin: {pin}" for pin in pins]
     found += [f"a retired row: {row}" for row in {*retired} - kept]

@@ -125,6 +125,50 @@ class OnHistory(Operation):
         return "new" if found == self.stamps_after else "old"
 
 
+@dataclass(frozen=True)
+class OnTiers(Operation):
+    """One on a store whose values move to a disk: before it all lie in memory, and there is room for them."""
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        memstore.open(store.root, capacity="1TiB", spill=f"{store.root}.spill").close()
+        store.clear()
+        store.gc()  # so that files have the same sizes each time
+        return super().reset(store)
+
+
+@dataclass(frozen=True)
+class OnDelta(Operation):
+    """One on the key "a", which has a delta before it: a leaf that stays, and one with the stamp OLD."""
+
+    stamps_after: tuple[int, ...] = (NEW,)
+    history: int = 1
+
+    @property
+    def changes(self) -> bool:
+        return True
+
+    def reset(self, store: memstore.Store) -> dict[str, int]:
+        store.delete("a", missing_ok=True)
+        store.gc()
+        for stamp in (0, OLD):
+            put_delta(store, stamp, history=self.history)
+        return {"a": store.version("a")}
+
+    def outcome(self, store: memstore.Store) -> str:
+        found: list[int] = []
+        for version in store.versions("a") if "a" in store else ():
+            value = store.get("a", version=version)
+            assert isinstance(value, torch.Tensor) or stamp_of(value["stays"]) == 77
+            found.append(stamp_of(value if isinstance(value, torch.Tensor) else value["stamp"]))
+        before = (0, OLD)[-self.history :]
+        assert tuple(found) in (before, self.stamps_after), f"neither {before} nor {self.stamps_after}, but {found}"
+        return "new" if tuple(found) == self.stamps_after else "old"
+
+
+def put_delta(store: memstore.Store, stamp: int, history: int | None = None) -> None:
+    store.put("a", {"stays": stamped(77, LARGE), "stamp": stamped(stamp, SMALL)}, history=history, delta_of=True)
+
+
 _ROW = ((1024,), torch.int64)
 
 
@@ -250,6 +294,20 @@ def _fill_up_beside(store: memstore.Store) -> None:
     memstore.open(store.root, capacity=store.stats().live_bytes + (1 << 20)).close()
 
 
+def _fill_up_with_spill(store: memstore.Store) -> None:
+    """To the brim, so that values move to a disk."""
+    capacity = root_of(store).catalog.growth + store.stats().live_bytes + (1 << 20)
+    memstore.open(store.root, capacity=capacity, spill=f"{store.root}.spill").close()
+
+
+def _move_all(store: memstore.Store) -> None:
+    _fill_up_with_spill(store)
+    for key in "cd":
+        store.put(key, stamped(OLD, LARGE))
+    store.delete_many(["c", "d"])
+    assert store.stats().spilled_bytes > 2 * LARGE
+
+
 _A = {"a": SMALL}
 _MANY = {"a": INLINE, "b": SMALL, "c": LARGE}
 _CROWD = {f"a{number}": SMALL for number in range(8)}
@@ -301,6 +359,22 @@ OPERATIONS: dict[str, Operation] = {
         lambda store, _: store.put("a", stamped(NEW, INLINE), history=1), {"a": SMALL}, _A, stamps_after=(NEW,)
     ),
     "keep-no-room": OnHistory(_put("a", LARGE), {"a": LARGE}, {"a": LARGE}, prepare=_fill_up_beside, may_drop=True),
+    "move": OnTiers(
+        lambda store, _: store.put_many({key: stamped(NEW, LARGE) for key in "ab"}),
+        {"a": LARGE, "b": LARGE},
+        {"a": LARGE, "b": LARGE},
+        prepare=_fill_up_with_spill,
+    ),
+    "replace-moved": OnTiers(
+        lambda store, _: store.put_many({key: stamped(NEW, INLINE) for key in "ab"}),
+        {"a": LARGE, "b": LARGE},
+        {"a": INLINE, "b": INLINE},
+        prepare=_move_all,
+    ),
+    "delta": OnDelta(lambda store, _: put_delta(store, NEW), _A, _A),
+    "keep-delta": OnDelta(lambda store, _: put_delta(store, NEW), _A, _A, stamps_after=(OLD, NEW), history=2),
+    "replace-delta": OnDelta(_put("a", SMALL), _A, _A),
+    "delete-delta": OnDelta(lambda store, _: store.delete("a"), _A, {}, stamps_after=(), history=2),
     "delete-kept": OnHistory(lambda store, _: store.delete("a"), {"a": SMALL}, {}, stamps_after=()),
     "pin": Operation(lambda store, _: store.pin("a"), _A, _A, prepare=lambda store: store.pin("a").close(), new=OLD),
     "overwrite-pinned": Operation(_put("a", SMALL), _A, _A, prepare=lambda store: store.pin("a")),

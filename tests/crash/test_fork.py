@@ -271,10 +271,8 @@ def _fork(_: object, path: str, ended: str) -> None:
 
     def child() -> None:
         address, size = spares[0]
-        place = [syscalls.NOT_MAPPED]
         flags = syscalls._MAP_PRIVATE | syscalls._MAP_ANONYMOUS | syscalls._MAP_FIXED_NOREPLACE
-        syscalls._map_into(place, address, -1, size, flags)
-        assert place == [address]
+        assert syscalls._mmap(address, size, syscalls._PROT_READ | syscalls._PROT_WRITE, flags, -1, 0) == address
         for store in stores:
             store.close()
         stores.clear()

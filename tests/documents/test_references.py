@@ -123,13 +123,22 @@ SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example):(.*)$")
 JOINT = re.compile(r"^    [*\w]+(?:, [*\w]+)+:")
 
 
+NEEDS = {  # packages, by the door in `memstore.integrations`
+    "accelerate": ("accelerate",),
+    "lightning": ("lightning",),
+    "torchrl": ("torchrl",),
+    "torchtitan": ("torchtitan",),
+    "transformers": ("transformers",),
+    "vllm": ("vllm",),
+}
+
+
 @cache
 def public_names() -> dict[str, Any]:
-    """What users import, by full name; without torchrl or vllm, which few have, also without the names that need it."""
+    """What users import, by full name, without the names that need a package which is missing here."""
     found: dict[str, Any] = {}
     for door, module in public_doors().items():
-        package = door.removeprefix("memstore.integrations.")
-        if package in ("torchrl", "vllm") and find_spec(package) is None:
+        if any(find_spec(package) is None for package in NEEDS.get(door.rpartition(".")[2], ())):
             continue
         imported = importlib.import_module(door)
         offered = module.offered or {name for name, value in vars(imported).items() if is_of(value, door)}

@@ -13,7 +13,7 @@ import pytest
 
 import memstore
 from memstore.engine import INSERTS, deadline_after
-from memstore.replay.ring import Wait
+from memstore.replay.ring import BufferWait
 from tests.children import Child, Wire
 from tests.replay.rows import SPEC, check_whole, in_the_copy, new, numbers_of, ring_of, rows, there, writer_of
 from tests.replay.workers import work
@@ -236,7 +236,7 @@ def test_a_thread_that_ends_in_the_middle_of_a_row_is_dead(store: memstore.Store
 
 def claim(buffer: memstore.ReplayBuffer) -> None:
     ring, deadline = ring_of(buffer), deadline_after(10.0)
-    ring.run(writer_of(buffer)._claim, deadline, 1, Wait(ring, INSERTS, 1, deadline, str))
+    ring.run(writer_of(buffer)._claim, deadline, 1, BufferWait(ring, INSERTS, 1, deadline, str))
 
 
 def ended(thread: threading.Thread) -> None:

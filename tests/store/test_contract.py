@@ -11,14 +11,18 @@ from memstore import errors
 
 SIGNATURES = {
     "open": (
-        "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, verify=False, "
-        "allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, secret=None"
+        "root, mode='a', *, durability=None, checksum=None, inline_limit=None, capacity=None, spill=None, "
+        "verify=False, allow_pickle=False, unix_group=None, file_mode=0o600, timeout=30.0, wait=None, cluster=None, "
+        "secret=None"
     ),
     "iter_weights": "store, key, *, newer_than=None, prefix='', names=None, timeout=None",
-    "Store.put": "self, key, value, *, dtype=None, expect_version=None, history=None, history_bytes=None, timeout=None",
+    "Store.put": (
+        "self, key, value, *, dtype=None, expect_version=None, history=None, history_bytes=None, delta_of=None, "
+        "timeout=None"
+    ),
     "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
     "Store.get": (
-        "self, key, default=..., *, out=None, like=None, device=None, dtype=None, non_blocking=False, "
+        "self, key, default=..., *, as_type=None, out=None, like=None, device=None, dtype=None, non_blocking=False, "
         "strict=True, cast=False, max_age=None, version=None, timeout=None"
     ),
     "Store.get_many": "self, keys, *, timeout=None",
@@ -45,9 +49,13 @@ SIGNATURES = {
     "Store.verify": "self, keys=None, *, progress=None",
     "Store.attach": "self, key, path, *, format=None, copy=False, expect_version=None, timeout=None",
     "Store.export": "self, key, path, *, format='safetensors', max_shard_size=None, version=None, progress=None",
+    "Store.export_hf": (
+        "self, key, path, *, config=None, max_shard_size='5GB', dtype=None, prefix='', link=False, version=None, "
+        "progress=None"
+    ),
     "repair": "root, *, timeout=30.0, progress=None",
     "Ref.get": "self, **options",
-    "Store.view": "self, key, *, device=None, version=None",
+    "Store.view": "self, key, *, device=None, version=None, as_type=None",
     "Store.put_sharded": (
         "self, key, value, *, attempt=None, rank=None, world_size=None, process_group=None, dtype=None, "
         "expect_version=None, wait=True, lease=600.0, timeout=None"
@@ -112,11 +120,12 @@ def test_errors_are_what_handlers_expect(name: str) -> None:
 
 FIELDS = {
     "EntryInfo": ["key", "version", "kind", "nbytes", "created", "structure", "leaves", "files", "owner"]
-    + ["recovered"],
+    + ["recovered", "spilled"],
     "LeafInfo": ["name", "dtype", "shape", "nbytes", "shards"],
     "ShardInfo": ["offsets", "shape", "rank", "file"],
     "StoreStats": [
-        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes", "capacity",
+        "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "filling_bytes", "pending_bytes",
+        "spilled_bytes", "capacity",
         "catalog_bytes",
         "huge_page_bytes", "puts", "gets", "pinned_by",
     ],

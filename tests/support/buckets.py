@@ -1,15 +1,21 @@
-"""Buckets for tests: moto's S3 server as a process of its own, and a proxy of ours in front of it that makes trouble.
+"""Buckets for tests: servers as processes of their own, and a proxy of ours in front of them that makes trouble.
 
-`S3Server` starts the server on loopback. `FaultProxy` passes requests on to it, counts their bytes, and does to chosen
-ones what networks and services do: delays, cuts, failures before or after the server has acted. Nothing is mocked in
-the process that is tested.
+`S3Server` starts moto's server on loopback, `AzureServer` azurite, `GoogleStub` a stub of ours. `FaultProxy` passes
+requests on to one, counts their bytes, and does to chosen ones what networks and services do: delays, cuts, failures
+before or after the server has acted. Nothing is mocked in the process that is tested.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import fcntl
+import hashlib
+import hmac
 import http.client
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,20 +24,26 @@ import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 _STARTED_WITHIN = 60.0  # seconds, on a busy machine
 KEYS = {"access_key_id": "testing", "secret_access_key": "testing", "region": "us-east-1"}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class S3Server:
     """moto's server: as S3 does, it refuses a put of what is there, and says which bucket is missing."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + _STARTED_WITHIN
@@ -54,6 +66,94 @@ class S3Server:
     def close(self) -> None:
         self._process.terminate()
         self._process.wait(30)
+
+
+AZURITE = "3.35.0"
+_ACCOUNT = "devstoreaccount1"  # azurite's, with the key that its pages have
+_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_VERSION = "2021-08-06"
+
+
+def azurite() -> Path:
+    """Returns azurite's program, which is installed by npm into build/ if it isn't there.
+
+    Raises RuntimeError, which says why it can't be.
+    """
+    folder = Path(__file__).parent.parent.parent / "build" / f"azurite-{AZURITE}"
+    program = folder / "node_modules" / ".bin" / "azurite-blob"
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        raise RuntimeError("Node.js (node and npm), which azurite needs, isn't installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers want it, too
+        if not program.exists():
+            command = ["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), f"azurite@{AZURITE}"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+            if not program.exists():
+                raise RuntimeError(f"npm couldn't install azurite: {done.stderr.strip()[-300:]}")
+    return program
+
+
+class _Server:
+    """A server on loopback, a process of its own."""
+
+    def __init__(self, command: list[str], port: int) -> None:
+        self.port = port
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + _STARTED_WITHIN
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                return
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise RuntimeError(f"{command[0]} did not start: exit code {self._process.poll()}")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+
+
+class AzureServer(_Server):
+    """azurite, which keeps containers in memory."""
+
+    def __init__(self) -> None:
+        port = free_port()
+        flags = ["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+        super().__init__([str(azurite()), "--blobHost", "127.0.0.1", "--blobPort", str(port), *flags], port)
+
+    def make_bucket(self, name: str) -> None:
+        date = formatdate(usegmt=True)
+        signed = f"x-ms-date:{date}\nx-ms-version:{_VERSION}\n/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+        text = ("PUT" + "\n" * 12 + signed).encode()
+        signature = base64.b64encode(hmac.new(base64.b64decode(_KEY), text, hashlib.sha256).digest()).decode()
+        headers = {
+            "x-ms-date": date,
+            "x-ms-version": _VERSION,
+            "Authorization": f"SharedKey {_ACCOUNT}:{signature}",
+            "Content-Length": "0",
+        }
+        url = f"http://127.0.0.1:{self.port}/{_ACCOUNT}/{name}?restype=container"
+        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=30).close()
+
+    @staticmethod
+    def options(url: str) -> dict[str, Any]:
+        return {"account_name": _ACCOUNT, "account_key": _KEY, "endpoint": f"{url}/{_ACCOUNT}"}
+
+
+class GoogleStub(_Server):
+    """A stub of Google's XML interface (`gcs_stub.py`), with the bucket "bucket"."""
+
+    def __init__(self) -> None:
+        port = free_port()
+        super().__init__([sys.executable, "-m", "tests.support.gcs_stub", str(port)], port)
+
+    @staticmethod
+    def options(url: str) -> dict[str, Any]:
+        account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": ""}
+        key = json.dumps({**account, "private_key_id": ""})
+        return {"service_account_key": key, "client_options": {"allow_http": True}}
 
 
 @dataclass
@@ -100,7 +200,7 @@ class FaultProxy:
         requests: all that came, in this order.
     """
 
-    def __init__(self, server: S3Server) -> None:
+    def __init__(self, server: S3Server | AzureServer | GoogleStub) -> None:
         self._upstream = server.port
         self.requests: list[Request] = []
         self._faults: list[Fault] = []

@@ -248,6 +248,17 @@ def decode(kind: type[Row], said: bytes) -> Row:
         raise CorruptionError(f"a row of the catalog of a served store can't be read: {error}") from None
 
 
+_decode_batch = msgspec.msgpack.Decoder(tuple[bytes, ...]).decode
+
+
+def batch_of(said: bytes) -> tuple[bytes, ...]:
+    """Reads a row of `batches`. Raises CorruptionError."""
+    try:
+        return _decode_batch(said)
+    except UNDECODABLE as error:
+        raise CorruptionError(f"a row of the catalog of a served store can't be read: {error}") from None
+
+
 _decode_keepers = msgspec.msgpack.Decoder(Keepers).decode
 
 

@@ -15,6 +15,7 @@ from memstore._arguments import check_encoded
 from memstore.distributed.catalog.rows import (
     Checked,
     Copy,
+    batch_of,
     decode,
     encode,
     encode_lent,
@@ -621,13 +622,43 @@ class CatalogTables:
         except CorruptionError as error:
             self.pass_over(key, error)
             return False
-        return None if said is None else said == _HOLDS
+        return None if said is None else said[:1] == _HOLDS
 
-    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+    def put_lacking(self, key: bytes, holds: bool | None, batch: int = 0) -> None:
         if holds is not None:
-            self._put(tables.LACKING, key, _HOLDS if holds else _GOES_ON, adds=True)
+            body = _HOLDS if holds else _GOES_ON
+            self._put(tables.LACKING, key, body + tables.pack_number(batch) if batch else body, adds=True)
         elif self._transaction.row(tables.LACKING, key) is not None:
             self._delete(tables.LACKING, key)
+
+    def batch_of(self, key: bytes) -> int:
+        try:
+            said = tables.read_body(self._transaction, tables.LACKING, key)
+        except CorruptionError as error:
+            self.pass_over(key, error)
+            return 0
+        return int.from_bytes((said or b"")[1:], "big")
+
+    def batch(self, number: int) -> tuple[bytes, ...]:
+        """Returns the keys that one call has put. None, too, of a damaged row: they get their replicas one by one."""
+        packed = tables.pack_number(number)
+        try:
+            said = tables.read_body(self._transaction, tables.BATCHES, packed)
+            return () if said is None else batch_of(said)
+        except CorruptionError as error:
+            self.pass_over(b"batch %d" % number, error)
+            return ()
+
+    def put_batch(self, number: int, keys: Sequence[bytes]) -> None:
+        packed = tables.pack_number(number)
+        if keys:
+            self._put(tables.BATCHES, packed, encode(tuple(keys)), adds=True)
+        elif self._transaction.row(tables.BATCHES, packed) is not None:
+            self._delete(tables.BATCHES, packed)
+
+    def all_batches(self, after: int, limit: int) -> list[int]:
+        rows = self._transaction.rows_with(tables.BATCHES, b"", limit, tables.pack_number(after))
+        return [int.from_bytes(number, "big") for number, _ in rows]
 
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]

@@ -12,6 +12,7 @@ reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
 recovery   what hosts keep of what others own, and how a removed owner's groups are made of it
 replicas   values that lie on a second host, too: puts that wait for it, and what is mended in the background
+relays     which host a reader fetches bytes from, that others have or are fetching
 remembering what owners remember of keys that are gone, while removed hosts may come back
 returning  a removed host comes back, as a new member, with what nobody has put or deleted since
 draining   a host that is drained: its groups and bytes go to others, then it leaves
@@ -47,6 +48,7 @@ from memstore.distributed.rules.messages import (
     Departed,
     Done,
     Drain,
+    Dropped,
     Entry,
     Failed,
     FindBackups,
@@ -111,6 +113,7 @@ from memstore.distributed.rules.reading import (
     wait_any_of,
     wait_there,
 )
+from memstore.distributed.rules.relays import Tree, Trees
 from memstore.distributed.rules.replicas import Fetch, Settle
 from memstore.distributed.rules.returning import FormerEntry, FormerRoot
 from memstore.distributed.rules.sharded import Merge, PutPart, fitting, give_up_part, put_part, turn, waiting
@@ -163,6 +166,7 @@ __all__ = [
     "Give",
     "GiveUp",
     "Grant",
+    "Dropped",
     "HandOver",
     "Heartbeat",
     "Index",
@@ -226,6 +230,8 @@ __all__ = [
     "Take",
     "TakeOver",
     "Transact",
+    "Tree",
+    "Trees",
     "Unnoted",
     "Wait",
     "WaitAny",

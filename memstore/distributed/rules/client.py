@@ -435,6 +435,9 @@ class Client:
                 owner = yield from self.owner_of(seen, groups, claims=claims)
                 if owner is None:
                     continue
+                if owner.nobody and not claims and (yield from view(lambda tables: _is_remembered(tables, changes))):
+                    claims = True
+                    continue
                 if owner.nobody and owner.member is None:
                     answer = _of_nothing(changes)
                 elif owner.nobody:  # all of it is to be of one moment
@@ -628,6 +631,16 @@ def _check_size(changes: Sequence[Change]) -> None:
             f"{len(changes):,} keys in one call, from {first!r} on: they belong to another host, and their records "
             f"take {nbytes:,} bytes; one message has {CALL_BYTES_LIMIT:,}: make several calls"
         )
+
+
+def _is_remembered(tables: Tables, changes: Sequence[Change]) -> bool:
+    """Returns whether somebody must own groups to remember deletions of keys that aren't there.
+
+    *Schedule (found):* a host is removed, and nobody owns its group; one of its keys is deleted, and it comes back.
+    """
+    standing = tables.standing()
+    deletes = any(change.body is None and change.missing_ok for change in changes)
+    return deletes and standing is not None and bool(standing.roster.returns)
 
 
 def _of_nothing(changes: Sequence[Change]) -> Answer:

@@ -17,6 +17,7 @@ from memstore.distributed.rules.messages import (
     Answer,
     ClaimGroups,
     Done,
+    Dropped,
     Entry,
     Failed,
     FindOwners,
@@ -53,6 +54,7 @@ from memstore.distributed.rules.steps import (
     own_standing,
     pause,
     send,
+    send_all,
     side_by_side,
     transact,
     view,
@@ -201,7 +203,7 @@ class Directory:
         self,
         tables: Tables,
         standing: Standing,
-        request: ClaimGroups | FindOwners | WatchGroup | HandOver | Inherit,
+        request: ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Inherit,
         question: int | None,
     ) -> Answer:
         """Answers a request; `Later` if it can't be told yet.
@@ -215,14 +217,21 @@ class Directory:
         roster = standing.roster
         if isinstance(request, Inherit):
             return self._inherited(tables, standing, request)
-        groups = (request.group,) if isinstance(request, WatchGroup | HandOver) else request.groups
+        match request:
+            case WatchGroup() | HandOver():
+                groups: Sequence[bytes] = (request.group,)
+            case Dropped():
+                groups = [group for group, _ in request.rows]
+            case _:
+                groups = request.groups
         if is_pending(tables, roster, groups):
             return NotRecovered()
         match request:
             case ClaimGroups():
                 rows = self._claim(tables, roster, request)
-            case FindOwners():
-                rows = self._locate(tables, roster, request)
+            case FindOwners() | Dropped():
+                locate = self._locate if isinstance(request, FindOwners) else self._forget_giver
+                rows = locate(tables, roster, request)  # pyright: ignore
                 if (None in rows or not rows) and not self._is_confirmed(roster, question):
                     return Later()
             case WatchGroup():
@@ -302,6 +311,16 @@ class Directory:
             else:  # it stays, by a grant which tells a taker that what it keeps was never handed over to the end
                 row = give(tables, roster, request.group, request.giver, request.of, None, row.first, row.former)
         return [row]
+
+    def _forget_giver(self, tables: Tables, roster: Roster, request: Dropped) -> Sequence[Ownership | None]:
+        """Writes rows without their giver, before the owner serves: after its death others have what was put there."""
+        rows: list[Ownership | None] = []
+        for group, of in request.rows:
+            row = owner_row(tables, roster, group)
+            if row is not None and row.giver == request.giver and row.grant.after == of:
+                row = give(tables, roster, group, row.owner, of, None, row.first, row.former)
+            rows.append(row)
+        return rows
 
     def _inherited(self, tables: Tables, standing: Standing, request: Inherit) -> Answer:
         """Says which groups a removed member had that are its heir's. The heir is told what deputies have, too."""
@@ -470,6 +489,7 @@ def _rows_beyond(tables: Tables, roster: Roster, after: int) -> tuple[tuple[Owne
 #       any more. Then it deletes the records, and lends their bytes to B. This must be of the term in which step 3 was
 #    answered:
 #    a later seed may have no directory, and hear from A alone what A still owns.
+#    Then A tells the seed, which writes B's row anew, without A: if B is removed, the group is A's no more.
 # 5. *Serve*: A tells B, which asks the directory and serves what it kept (`owning.admit`). Requests with B's grant may
 #    come before that: they wait, because processes of A's host may read records there as long as it has them. If A was
 #    removed, B need not be told.
@@ -515,23 +535,26 @@ def go_on(refused: dict[bytes, Failed] | None = None) -> Steps[bool]:
     if standing is None or standing.is_removed:
         return False
     served, over = 0, list[bytes]()
-    moves: list[tuple[bytes, Steps[Failed | None]]] = []
+    moves: list[tuple[bytes, Steps[Failed | LeavingGroup | None]]] = []
     for group, leaving in all_leaving:
         taker = standing.roster.member(leaving.taker)
         if leaving.grant is None:
             moves.append((group, _give(standing, group, leaving, taker)))
         elif not leaving.served:
-            moves.append((group, _hand(standing, group, leaving, taker)))
+            moves.append((group, _drop_rest(group, leaving)))
         elif standing.roster.epoch > leaving.served:
             over.append(group)
         else:
             served = max(served, leaving.served)
     for first in range(0, len(moves), _TOGETHER):
         some = moves[first : first + _TOGETHER]
-        failures = yield from side_by_side([steps for _, steps in some])
-        for (group, _), failed in zip(some, failures, strict=True):
-            if failed is not None and refused is not None:
-                refused[group] = failed
+        dropped = dict[bytes, LeavingGroup]()
+        for (group, _), end in zip(some, (yield from side_by_side([steps for _, steps in some])), strict=True):
+            if isinstance(end, LeavingGroup):
+                dropped[group] = end
+            elif end is not None and refused is not None:
+                refused[group] = end
+        yield from _hand(standing, dropped)
     if over:
         yield from transact(lambda tables: [tables.drop_leaving(group) for group in over])
     if served:  # one epoch for all of them
@@ -539,8 +562,13 @@ def go_on(refused: dict[bytes, Failed] | None = None) -> Steps[bool]:
     return bool(all_leaving)
 
 
-def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[Failed | None]:
-    """Steps 2 to 5. Returns why the taker can't keep what it is given; None: it can, or gives no answer."""
+def _give(
+    standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None
+) -> Steps[Failed | LeavingGroup | None]:
+    """Steps 2 to 4. Returns what is noted of a group that is dropped; or why the taker can't keep what it is given.
+
+    None: it stays, or somebody gives no answer.
+    """
     if taker is not None and taker.id == standing.member:  # it stays
         taker = None
     after: bytes | None = b"" if taker is not None else None
@@ -558,7 +586,7 @@ def _give(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member
     if row is not None:
         dropped = yield from transact(lambda tables: _drop(tables, standing.roster, leaving, row))
         if dropped is not None:
-            yield from _hand(standing, group, dropped, standing.roster.member(dropped.taker))
+            return (yield from _drop_rest(group, dropped))
     return None
 
 
@@ -615,18 +643,32 @@ def _drop(tables: Tables, roster: Roster, leaving: LeavingGroup, row: Ownership)
     return dropped
 
 
-def _hand(standing: Standing, group: bytes, leaving: LeavingGroup, taker: Member | None) -> Steps[None]:
-    """The rest of step 4, and step 5."""
+def _drop_rest(group: bytes, leaving: LeavingGroup) -> Steps[LeavingGroup]:
+    """The rest of step 4, but for telling the seed."""
     after: bytes | None = b""
     while after is not None:
         after = yield from transact(lambda tables, start=after: _drop_page(tables, group, leaving, start))
-    if taker is None:  # what it was handed is gone with it
-        yield from transact(lambda tables: tables.drop_leaving(group))
+    return leaving
+
+
+def _hand(standing: Standing, dropped: dict[bytes, LeavingGroup]) -> Steps[None]:
+    """Tells the seed of groups that are dropped, and their takers: step 5."""
+    gone = [group for group, leaving in dropped.items() if standing.roster.member(leaving.taker) is None]
+    if gone:  # what they were handed is gone with them
+        yield from transact(lambda tables: [tables.drop_leaving(group) for group in gone])
+    left = [(group, leaving) for group, leaving in dropped.items() if group not in gone]
+    if not left:
         return
-    answer = yield from send(taker, Serve(group, leaving.of))
-    if isinstance(answer, IsAt):
-        served = msgspec.structs.replace(leaving, served=answer.version)
-        yield from transact(lambda tables: tables.put_leaving(group, served))
+    rows = tuple((group, leaving.of) for group, leaving in left)
+    answer = yield from send(standing.seed, Dropped(standing.member, rows))
+    if not isinstance(answer, Owners):
+        return
+    takers = [standing.roster.member(leaving.taker) for _, leaving in left]
+    requests = [(taker, Serve(group, of)) for taker, (group, of) in zip(takers, rows, strict=True) if taker is not None]
+    for (group, leaving), served in zip(left, (yield from send_all(requests)), strict=True):
+        if isinstance(served, IsAt):
+            over = msgspec.structs.replace(leaving, served=served.version)
+            yield from transact(lambda tables, group=group, over=over: tables.put_leaving(group, over))
 
 
 def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes) -> bytes | None:

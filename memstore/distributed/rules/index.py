@@ -39,6 +39,7 @@ from memstore.distributed.rules.messages import (
     Committed,
     Done,
     Drain,
+    Dropped,
     Ended,
     FindBackups,
     FindOwners,
@@ -51,6 +52,7 @@ from memstore.distributed.rules.messages import (
     IsAt,
     IsRoster,
     Keep,
+    KeepAll,
     Later,
     List,
     Look,
@@ -105,7 +107,7 @@ _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't te
 _OfOwner = (
     Lookup | Wait | List | WaitAny | Commit | Named | Resolve | Prepare | Look | Renew | Publish | GiveUp
 )  # what a host that is fenced doesn't answer: somebody else may be the owner by now
-_ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Inherit
+_ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Inherit
 
 
 class Unnoted(Later, frozen=True, array_like=True, tag=75):
@@ -222,6 +224,10 @@ class Index:
             case Keep():
                 refused = owning.admit(tables, standing, [group_of(request.key)], [request.grant], changes=True)
                 return refused or recovery.keep_current(tables, request)
+            case KeepAll():
+                grant_of = {group_of(key): grant for key, grant in request.rows}
+                refused = owning.admit(tables, standing, grant_of, grant_of.values(), changes=True)
+                return refused or replicas.keep_all(tables, request)
             case Lost():
                 recovery.note_lost(tables, request.who, request.names)
                 return Done()
@@ -247,7 +253,7 @@ class Index:
                 answer = sharded.answer(tables, standing, request)
                 key = getattr(request, "key", None)
                 return self._once_noted(tables, [key], answer) if key else answer
-            case ClaimGroups() | FindOwners() | WatchGroup() | HandOver() | Inherit():
+            case ClaimGroups() | FindOwners() | WatchGroup() | HandOver() | Dropped() | Inherit():
                 answer = self.seed.answer(tables, standing, request, question)
                 if roster.let_own(tables, self.seed):
                     answer = self.seed.answer(tables, tables.standing() or standing, request, question)
@@ -341,7 +347,7 @@ class Index:
                 return isinstance(answer, Done | Later) and request.milliseconds > 0
             case WatchGroup():
                 return isinstance(answer, Later) and request.milliseconds > 0
-            case ClaimGroups() | FindOwners() | HandOver():
+            case ClaimGroups() | FindOwners() | HandOver() | Dropped():
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
             case Remove() | Drain() | Finish() | BringGroups() | SetPolicy():
                 return isinstance(answer, Later)

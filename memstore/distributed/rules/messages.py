@@ -264,7 +264,7 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
     """A row of the directory: who owns a group, by which grant.
 
     Attributes:
-        giver: who has handed it over, and may have it still. If the owner is removed, it is the giver's again.
+        giver: who hands it over, and may have it still. If the owner is removed, it is the giver's again.
         since: the number of the first grant from which on other hosts' backups of the group count: the owner has told
             them of each change since. 0: this grant's.
         former: the removed member that owned it last: nobody has changed its keys between that and this grant, and this
@@ -652,6 +652,19 @@ class HandOver(msgspec.Struct, frozen=True, array_like=True, tag=25):
     taker: Id
 
 
+class Dropped(msgspec.Struct, frozen=True, array_like=True, tag=38):
+    """Says that a host has no record any more of groups that it has handed over: they are never its own again.
+
+    Its answer is `Owners`.
+
+    Attributes:
+        rows: groups, each with the number of the grant by which the host owned it.
+    """
+
+    giver: Id
+    rows: Annotated[tuple[tuple[Group, Number], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+
+
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag=26):
     """Asks for an epoch beyond this one, in which a group was handed over. Its answer is `IsRoster`."""
 
@@ -819,6 +832,19 @@ class Keep(msgspec.Struct, frozen=True, array_like=True, tag=56):
     keeper: Id
 
 
+class KeepAll(msgspec.Struct, frozen=True, array_like=True, tag=37):
+    """Says that a host is to have replicas of the present versions of keys, and asks for their records, of one moment.
+
+    Its answer is `Found`, with nothing for a key that is there no more; `Later`, if others are to be kept with them.
+
+    Attributes:
+        rows: keys, each with the grant by which the sender knows the owner.
+    """
+
+    rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
+    keeper: Id
+
+
 class Inherit(msgspec.Struct, frozen=True, array_like=True, tag=57):
     """Asks the seed which groups a removed member owned, by the numbers of their grants. Its answer is `Inherited`."""
 
@@ -911,12 +937,14 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
         rows: keys, each with the grant by which the sender knows the owner.
         sender: the host that asks.
         kept: to the owner: the version of each key that the sender keeps; 0: none.
+        is_whole: of all of them at one moment, or of none: they were put by one call.
     """
 
     owner: Id
     rows: Annotated[tuple[tuple[Key, Grant], ...], Meta(min_length=1, max_length=ROWS_LIMIT)]
     sender: Id
     kept: Annotated[tuple[Number, ...], Meta(max_length=ROWS_LIMIT)] = ()
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         if self.kept and len(self.kept) != len(self.rows):
@@ -1170,9 +1198,9 @@ class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
 Request = (
     Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
-    | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Finish | BringGroups
+    | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
-    | Note | Keep | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
+    | Note | Keep | KeepAll | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
     | SetPolicy | Replicate
 )  # fmt: skip
 Answer = (

@@ -53,7 +53,16 @@ from memstore.distributed.rules.messages import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.recovery import ToKeep, drop_named, due, keep, let_go, note_change, note_lacking
+from memstore.distributed.rules.recovery import (
+    ToKeep,
+    drop_named,
+    due,
+    keep,
+    let_go,
+    note_batch,
+    note_change,
+    note_lacking,
+)
 from memstore.distributed.rules.steps import LastCall, Lent, Steps, Tables, own_standing, send, transact, view
 from memstore.errors import CorruptionError, MemstoreError
 
@@ -404,6 +413,7 @@ def apply(
     if refused is not None:
         return refused
     versions: list[int] = []
+    batch = 0 if standing is None or len(changes) == 1 else note_batch(tables, standing, changes)
     for change, old in zip(changes, found, strict=True):
         if standing is not None:
             remembering.note(tables, change)
@@ -416,7 +426,7 @@ def apply(
             tables.version += 1
             versions.append(tables.version)
             if standing is not None:
-                note_change(tables, standing, change, tables.version, keepers, is_alone=is_alone)
+                note_change(tables, standing, change, tables.version, keepers, is_alone=is_alone, batch=batch)
             whole = tables.record(change.key) if change.renews else None
             if whole is not None:
                 tables.put_record(change.key, msgspec.structs.replace(whole, version=tables.version))

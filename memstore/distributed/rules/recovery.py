@@ -113,6 +113,7 @@ def note_change(
     keepers: Collection[bytes] = (),
     *,
     is_alone: bool = True,
+    batch: int = 0,
 ) -> None:
     """Notes, in the transaction of a change, which hosts are to be told of it before it is acknowledged.
 
@@ -121,8 +122,9 @@ def note_change(
         keepers: hosts that keep the new version, once they have heard of it.
         is_alone: it is one, which writes it over an older one before anybody hears that it was put. One of several
             need not have when a rank of another host returns: it is told of the older one.
+        batch: as of `note_lacking`.
     """
-    note_lacking(tables, standing, change, is_alone=is_alone)
+    note_lacking(tables, standing, change, is_alone=is_alone, batch=batch)
     known, keep = tables.keepers(change.key), is_kept(change)
     if not known and not (keepers and keep):
         return
@@ -134,7 +136,25 @@ def note_change(
     tables.put_unnoted(change.key, any(at != version for _, at in rows))
 
 
-def note_lacking(tables: Tables, standing: Standing, change: Change, *, is_alone: bool) -> None:
+def note_batch(tables: Tables, standing: Standing, changes: Sequence[Change]) -> int:
+    """Notes which keys one call puts, if their values are to have replicas. Returns its number; 0: they aren't several.
+
+    A call of more keys than one message has room for is none: its keys get their replicas one by one.
+    """
+    keys = [change.key for change in changes if _is_replicated(standing, change)]
+    if not 1 < len(keys) <= ROWS_LIMIT:
+        return 0
+    number = tables.version + 1  # of its first value, at the least
+    tables.put_batch(number, keys)
+    return number
+
+
+def _is_replicated(standing: Standing, change: Change) -> bool:
+    is_value = change.body is not None and not change.is_mutable
+    return is_value and standing.roster.policy_of(group_of(change.key)) is not None
+
+
+def note_lacking(tables: Tables, standing: Standing, change: Change, *, is_alone: bool, batch: int = 0) -> None:
     """Notes, in the transaction of a change, that its value is to have a replica: see `replicas.py`.
 
     Where the put waits for it, keepers aren't told before that an older version is replaced: after a death, that is the
@@ -142,10 +162,11 @@ def note_lacking(tables: Tables, standing: Standing, change: Change, *, is_alone
 
     Args:
         is_alone: one host puts it. Ranks of a sharded put don't wait.
+        batch: of `note_batch`.
     """
     policy = standing.roster.policy_of(group_of(change.key))
-    if policy is not None and change.body is not None and not change.is_mutable:
-        tables.put_lacking(change.key, is_alone and not policy.is_async)
+    if policy is not None and _is_replicated(standing, change):
+        tables.put_lacking(change.key, is_alone and not policy.is_async, batch)
     else:
         forget_replica(tables, change.key)
 
@@ -165,11 +186,11 @@ def keep_current(tables: Tables, request: Keep) -> Answer:
         return Found((None,))
     if not is_known(own_standing(tables), request.keeper):
         return Later()
-    _add_keeper(tables, request.key, request.keeper, entry.version)
+    add_keeper(tables, request.key, request.keeper, entry.version)
     return Found((entry,))
 
 
-def _add_keeper(tables: Tables, key: bytes, host: bytes, version: int) -> None:
+def add_keeper(tables: Tables, key: bytes, host: bytes, version: int) -> None:
     rows = tables.keepers(key)
     if (host, version) not in rows:
         tables.put_keepers(key, (*rows, (host, version)))
@@ -446,16 +467,25 @@ def _write_backups(
     _drop_replaced(tables, replaced)
     if rows and not 0 <= tables.now() - began <= WINDOW:
         return None
+    is_whole = len(rows) == 1 or not any(_is_gone(tables, row) for row in rows)
     for row in rows:
         known = tables.backup(row.key)
         assert row.backup is not None
-        if row.backup.is_replica and not all(map(tables.is_there, row.backup.places)):
+        if row.backup.is_replica and not (is_whole and all(map(tables.is_there, row.backup.places))):
             continue  # an audit has given the bytes back: the owner's record doesn't name them
         if max(known.version if known else 0, tables.void(row.key)[0]) < row.backup.version:
             if known is not None and known.is_replica:
                 let_go(tables, row.key, row.backup.places)
             tables.put_backup(row.key, row.backup)
     return True
+
+
+def _is_gone(tables: Tables, row: ToKeep) -> bool:
+    """Returns whether this host can't have a replica any more. Then it has none of what was put with it."""
+    backup = row.backup
+    if backup is None or not backup.is_replica:
+        return False
+    return tables.void(row.key)[0] >= backup.version or not all(map(tables.is_there, backup.places))
 
 
 def find_backups(tables: Tables, standing: Standing, request: FindBackups) -> Answer:
@@ -475,6 +505,8 @@ def find_backups(tables: Tables, standing: Standing, request: FindBackups) -> An
                 if rows and (nbytes > BYTES_LIMIT or len(rows) == ROWS_LIMIT):
                     return BackedUp(tuple(rows), rows[-1][0])
                 rows.append((key, backup))
+            if len(page) < ROWS_LIMIT:  # of many groups, which have a key each, that is half of the work
+                break
     return BackedUp(tuple(rows))
 
 
@@ -608,10 +640,11 @@ class Recovery:
             rows = {row.group: row for row in answer.rows}
             if not after:
                 self._groups[dead] = []
-            self._groups[dead] += [*rows][: LOST_LIMIT - len(self._groups[dead])]
             found = found or bool(rows)
             if rows and not (yield from self._collect_groups(standing, dead, rows)):
                 return None
+            lost = yield from view(lambda tables, rows=rows: [name for name in rows if not _is_whole(tables, name)])
+            self._groups[dead] += lost[: LOST_LIMIT - len(self._groups[dead])]
             if not answer.after:
                 return found
             after = answer.after
@@ -645,6 +678,15 @@ class Recovery:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))
         return True
+
+
+def _is_whole(tables: Tables, group: bytes) -> bool:
+    """Returns whether all that was acknowledged of a group is there, most likely: its puts waited for a second host.
+
+    What had no replica yet, of sharded puts, or from before there was a policy, nobody knows.
+    """
+    policy = own_standing(tables).roster.policy_of(group)
+    return policy is not None and not policy.is_async and tables.kept(group) is not None
 
 
 def tell_lost(who: str, names: Sequence[bytes]) -> Steps[None]:
@@ -699,7 +741,7 @@ def _merge(
         if known is None or known.version < backup.version + (is_whole and known.version == backup.version):
             tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
         if is_elsewhere:
-            _add_keeper(tables, key, host, backup.version)
+            add_keeper(tables, key, host, backup.version)
 
 
 def _begin(tables: Tables, dead: bytes, row: Ownership) -> bool:

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from memstore.distributed.rules.messages import (
+    CALL_BYTES_LIMIT,
     PORTION,
     ROWS_LIMIT,
     Answer,
@@ -38,7 +40,7 @@ from memstore.distributed.rules.messages import (
     Failed,
     Found,
     Grant,
-    Keep,
+    KeepAll,
     Later,
     Member,
     NotOwner,
@@ -52,7 +54,9 @@ from memstore.distributed.rules.messages import (
 from memstore.distributed.rules.owning import answer_again, commit, dispose, is_here, keep_answer
 from memstore.distributed.rules.recovery import (
     WINDOW,
+    add_keeper,
     forget_replica,
+    is_known,
     let_go,
     noted,
     tell_keepers,
@@ -165,6 +169,22 @@ def commit_copied(request: Commit, fetch: Fetch) -> Steps[Answer]:
     return made[-1] if made else Later()
 
 
+class _Unit(msgspec.Struct):
+    """Keys that get their replicas at one moment, on one host.
+
+    Attributes:
+        rows: keys, each with the grant by which another host is to keep it.
+        keepers: hosts that may have the present version of the first one already.
+    """
+
+    rows: tuple[tuple[bytes, Grant], ...]
+    keepers: Collection[bytes]
+
+    @property
+    def keys(self) -> list[bytes]:
+        return [key for key, _ in self.rows]
+
+
 def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None = None) -> Steps[dict[bytes, Failed]]:
     """Has other hosts keep the present versions of keys that lack a replica. Returns those that got none, and why.
 
@@ -172,30 +192,37 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
         silent: hosts that gave no answer before: they are asked last.
         copied: is given how many bytes were copied.
     """
-    left, missing = dict.fromkeys(keys), dict[bytes, Failed]()
-    tried: dict[bytes, set[bytes]] = {key: set() for key in left}
+    left: dict[bytes, None] = dict.fromkeys(keys)
+    missing: dict[bytes, Failed] = {}
+    tried: dict[bytes, set[bytes]] = {}
     why: dict[bytes, Failed] = {}
-    rounds: dict[bytes, int] = dict.fromkeys(left, 0)
+    rounds: dict[bytes, int] = {}
     while left:
-        standing, plans = yield from view(lambda tables: (own_standing(tables), _plans(tables, left)))
-        asked: dict[bytes, list[tuple[bytes, Grant]]] = {}
-        for key in list(left):
-            plan = plans[key]
-            if plan is None:
-                del left[key]
-                continue
-            grant, keepers = (None, ()) if isinstance(plan, Failed) else plan
-            able = [one.id for one in candidates(standing.roster, standing.member, group_of(key))]
-            able.sort(key=lambda host: (host in silent, host not in keepers))
-            host = next((one for one in able if one not in tried[key]), None)
-            if grant is None or host is None:
-                found = plan if isinstance(plan, Failed) else why.get(key)
-                missing[key] = found or Failed("HomeUnavailableError", _SILENT if able else _NOBODY)
-                del left[key]
-            else:
-                asked.setdefault(host, []).append((key, grant))
+        untold = yield from view(lambda tables, keys=list(left): _untold(tables, keys))
+        if untold:
+            yield from tell_keepers(untold, set())
+        standing, units, failed = yield from view(lambda t, keys=list(left): (own_standing(t), *_plan(t, keys)))
+        missing |= failed
+        covered = {key for unit in units for key in unit.keys}
+        left = dict.fromkeys(key for key in left if key in covered)
         requests: list[tuple[Member, Replicate]] = []
-        for host, rows in asked.items():
+        singles: dict[bytes, list[tuple[bytes, Grant]]] = {}
+        for unit in units:
+            first = unit.keys[0]
+            able = [one.id for one in candidates(standing.roster, standing.member, group_of(first))]
+            able.sort(key=lambda host, unit=unit: (host in silent, host not in unit.keepers))
+            host = next((one for one in able if not any(one in tried.get(key, ()) for key in unit.keys)), None)
+            member = None if host is None else standing.roster.member(host)
+            if member is None:
+                for key in unit.keys:
+                    if key in left:
+                        missing[key] = why.get(key) or Failed("HomeUnavailableError", _SILENT if able else _NOBODY)
+                        del left[key]
+            elif len(unit.rows) == 1:
+                singles.setdefault(member.id, []).extend(unit.rows)
+            else:
+                requests.append((member, Replicate(standing.member, unit.rows, standing.member, is_whole=True)))
+        for host, rows in singles.items():
             member = standing.roster.member(host)
             assert member is not None, "candidates are members"
             requests += [
@@ -211,35 +238,89 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
             if not isinstance(answer, Replicated) or len(answer.versions) != len(names):
                 silent.add(member.id)
                 for key in names:
-                    tried[key].add(member.id)
+                    tried.setdefault(key, set()).add(member.id)
                 continue
             silent.discard(member.id)
             if copied is not None:
                 copied.append(answer.nbytes)
             pairs = list(zip(names, answer.versions, strict=True))
-            done = yield from transact(lambda t, p=pairs, h=member.id: [_confirm(t, key, at, h) for key, at in p])
+            done = yield from transact(lambda t, p=pairs, h=member.id: _confirm_all(t, p, h))
             for (key, version), is_done in zip(pairs, done, strict=True):
-                rounds[key] += 1
+                rounds[key] = rounds.get(key, 0) + 1
                 if is_done:
                     left.pop(key, None)
                 elif (not version and answer.why is not None) or rounds[key] >= _TRIES:
-                    tried[key].add(member.id)
+                    tried.setdefault(key, set()).add(member.id)
                     if answer.why is not None:
                         why[key] = answer.why
+            if request.is_whole and not any(answer.versions) and answer.why is None:
+                yield from pause(_AGAIN)  # others are to be kept with them by now
     return missing
 
 
-def _plans(tables: Tables, keys: Iterable[bytes]) -> dict[bytes, tuple[Grant, Collection[bytes]] | Failed | None]:
-    return {key: _plan(tables, key) for key in keys}
+def _untold(tables: Tables, keys: Sequence[bytes]) -> list[bytes]:
+    found, seen = dict[bytes, None](), set[bytes]()
+    for key in keys:
+        if key not in seen:
+            together, untold = _together(tables, key)
+            seen.update(together)
+            found |= dict.fromkeys(untold)
+    return list(found)
 
 
-def _plan(tables: Tables, key: bytes) -> tuple[Grant, Collection[bytes]] | Failed | None:
+def _together(tables: Tables, key: bytes) -> tuple[list[bytes], list[bytes]]:
+    """Returns a key, with those that get their replicas at the same moment; and those of which to tell others first.
+
+    A host that keeps a key in the version in which one call has put it with others must keep none of these in an older
+    one, nor may anybody else: after a death it would be half of what that call has put. So all that lack a replica come
+    with it in their present versions, and what was put with those. Of others, which are gone or newer, everybody was
+    told before.
+    """
+    found, untold, waiting, nbytes = {key: None}, dict[bytes, None](), [key], 0
+    while waiting:
+        number = tables.batch_of(waiting.pop())
+        for other in tables.batch(number) if number else ():
+            if other in found:
+                continue
+            if tables.lacking(other) is not None:
+                entry = tables.record(other)
+                found[other] = None
+                waiting.append(other)
+                nbytes += 0 if entry is None else entry.nbytes
+                if len(found) > ROWS_LIMIT or nbytes > CALL_BYTES_LIMIT:  # too many for a message: each by itself
+                    return [key], []
+            elif tables.is_unnoted(other):
+                untold[other] = None
+    return list(found), list(untold)
+
+
+def _plan(tables: Tables, keys: Iterable[bytes]) -> tuple[list[_Unit], dict[bytes, Failed]]:
+    """Returns what is kept together of keys that lack a replica, and which of them can't have one now, and why."""
+    units, failed, seen = list[_Unit](), dict[bytes, Failed](), set[bytes]()
+    for key in keys:
+        if key in seen or tables.lacking(key) is None:
+            continue
+        rows, keepers = list[tuple[bytes, Grant]](), set[bytes]()
+        for one in _together(tables, key)[0]:
+            why = _plan_one(tables, one)
+            if isinstance(why, Failed):
+                if one == key or why.text == _MOVES:
+                    failed[key] = why
+            elif why is not None:
+                grant, known = why
+                rows.append((one, grant))
+                keepers = keepers if len(rows) > 1 else known
+        if key not in failed and rows:
+            units.append(_Unit(tuple(rows), keepers))
+            seen |= {one for one, _ in rows}
+    return units, failed
+
+
+def _plan_one(tables: Tables, key: bytes) -> tuple[Grant, set[bytes]] | Failed | None:
     """Returns by which grant a host is to keep a key, and which ones may have its present version already.
 
-    None: it lacks none.
+    None: it is gone.
     """
-    if tables.lacking(key) is None:
-        return None
     try:
         entry = tables.head(key)
     except CorruptionError as error:
@@ -250,6 +331,37 @@ def _plan(tables: Tables, key: bytes) -> tuple[Grant, Collection[bytes]] | Faile
     if grant is None or tables.leaving(group) is not None:
         return Failed("HomeUnavailableError", _MOVES)
     return _why_not(entry) or (grant, {host for host, at in tables.keepers(key) if at == entry.version})
+
+
+def keep_all(tables: Tables, request: KeepAll) -> Answer:
+    """Returns the records that another host is to keep from now on: of all that belongs together, or of one key."""
+    keys = [key for key, _ in request.rows]
+    found, untold = _together(tables, keys[0])
+    together, asked = set(found), set(keys)
+    if untold or not is_known(own_standing(tables), request.keeper):
+        return Later()
+    if not all(key in asked or isinstance(_plan_one(tables, key), Failed | None) for key in together):
+        return Later()
+    entries = [tables.record(key) if key in together else None for key in keys]
+    for key, entry in zip(keys, entries, strict=True):
+        if entry is not None:
+            add_keeper(tables, key, request.keeper, entry.version)
+    return Found(tuple(entries))
+
+
+def _confirm_all(tables: Tables, pairs: Sequence[tuple[bytes, int]], host: bytes) -> list[bool]:
+    """Notes which versions a host has. What was put together, and lacks nothing any more, is forgotten as such."""
+    numbers = {tables.batch_of(key) for key, _ in pairs} - {0}
+    done = [bool(version) and _confirm(tables, key, version, host) for key, version in pairs]
+    for number in numbers:
+        _drop_batch(tables, number)
+    return done
+
+
+def _drop_batch(tables: Tables, number: int) -> None:
+    """Forgets which keys one call put, once none of them lacks a replica in that version."""
+    if not any(tables.batch_of(key) == number for key in tables.batch(number)):
+        tables.put_batch(number, ())
 
 
 def _confirm(tables: Tables, key: bytes, version: int, host: bytes) -> bool:
@@ -289,7 +401,7 @@ def hold(request: Replicate, fetch: Fetch, silent: set[bytes], untold: set[bytes
     kept = request.kept or (0,) * len(request.rows)
     pairs = [(key, version) for (key, _), version in zip(request.rows, kept, strict=True)]
     keys = [key for key, _ in pairs]
-    yield from transact(lambda t: [at and _confirm(t, key, at, request.sender) for key, at in pairs])
+    yield from transact(lambda t: _confirm_all(t, pairs, request.sender))
     missing: dict[bytes, Failed] = {}
     for key in keys:
         failed = yield from draw(key, fetch)
@@ -319,7 +431,7 @@ def go_on_without(keys: Collection[bytes]) -> Steps[None]:
         for key in keys:
             policy = roster.policy_of(group_of(key))
             if (policy is None or not policy.fails) and tables.lacking(key):
-                tables.put_lacking(key, False)
+                tables.put_lacking(key, False, tables.batch_of(key))
 
     if keys:
         yield from transact(action)
@@ -380,46 +492,69 @@ def keep_replicas(request: Replicate, fetch: Fetch) -> Steps[Answer]:
     if owner is None or not standing.may_change or standing.roster.is_leaver(standing.member):
         return Refused("it keeps nothing for that host")
     versions, why = list[int](), None
-    for key, grant in request.rows:
-        found = yield from _keep_replica(owner, key, grant, fetch)
-        versions.append(0 if isinstance(found, Failed) else found)
+    for rows in [request.rows] if request.is_whole else [(row,) for row in request.rows]:
+        found = yield from _keep_replicas(owner, rows, fetch)
+        versions += (0,) * len(rows) if isinstance(found, Failed) else found
         why = why or (found if isinstance(found, Failed) else None)
     return Replicated(tuple(versions), 0, why)
 
 
-def _keep_replica(owner: Member, key: bytes, grant: Grant, fetch: Fetch) -> Steps[int | Failed]:
-    """Returns the version that is kept; 0: there is none, or another host owns the key."""
+def _keep_replicas(owner: Member, rows: tuple[tuple[bytes, Grant], ...], fetch: Fetch) -> Steps[list[int] | Failed]:
+    """Returns the versions that are kept, all from one moment; 0: there is none, or another host owns the key."""
+    nothing = [0] * len(rows)
     for _ in range(_TRIES):
         began, member = yield from view(lambda tables: (tables.now(), own_standing(tables).member))
-        answer = yield from send(owner, Keep(key, 0, grant, member))
-        if isinstance(answer, NotOwner | Refused):
-            return 0
-        if not isinstance(answer, Found) or not answer.entries:
+        answer = yield from send(owner, KeepAll(rows, member))
+        if isinstance(answer, NotOwner | Refused) or (isinstance(answer, Later) and len(rows) > 1):
+            return nothing
+        if not isinstance(answer, Found) or len(answer.entries) != len(rows):
             yield from pause(_AGAIN)
             continue
-        entry = answer.entries[0]
-        if entry is None:
-            return 0
-        failed = _why_not(entry)
+        entries = answer.entries
+        there = [(key, grant, entry) for (key, grant), entry in zip(rows, entries, strict=True) if entry is not None]
+        if not there:
+            return nothing
+        failed = next(filter(None, (_why_not(entry) for _, _, entry in there)), None)
         if failed is not None:
             return failed
-        known = yield from view(lambda tables, it=entry: _kept_here(tables, key, it))
+        here = yield from view(lambda tables, there=there: _all_here(tables, there))
+        foreign = [(key, entry) for key, _, entry in there if key not in here]
 
-        def settle(copies: Sequence[Entry], it: Entry = entry, since: int = began) -> Steps[bool]:
-            return _settle(owner, key, it.version, grant, copies[0], since)
+        def settle(
+            copies: Sequence[Entry], there: Any = there, here: Any = here, foreign: Any = foreign, since: int = began
+        ) -> Steps[bool]:
+            copy_of = here | {key: copy for (key, _), copy in zip(foreign, copies, strict=True)}
+            copied = [_Copy(key, entry.version, grant, copy_of[key]) for key, grant, entry in there]
+            return _settle(owner, copied, since)
 
-        if known is not None:  # a replica already, or the owner's record has named it
-            done: bool | Failed = yield from settle([Entry(entry.version, known.body, known.places)])
-        elif all(place.host == member for place in entry.places):
-            done = yield from settle([entry])
-        else:
-            done = yield from fetch([(key, entry)], settle)
+        done: bool | Failed = yield from (fetch(foreign, settle) if foreign else settle(()))
         if isinstance(done, Failed):
             return done
         if done:
-            return entry.version
+            return [0 if entry is None else entry.version for entry in entries]
         yield from pause(_AGAIN)
     return Failed("HomeUnavailableError", "it is replaced again and again, or its host does not answer")
+
+
+class _Copy(msgspec.Struct):
+    """What this host is to keep: a version, and where its bytes are here."""
+
+    key: bytes
+    version: int
+    grant: Grant
+    copy: Entry
+
+
+def _all_here(tables: Tables, rows: Sequence[tuple[bytes, Grant, Entry]]) -> dict[bytes, Entry]:
+    """Returns those of which all bytes are here: replicas already, or what the owner's record names."""
+    member, found = own_standing(tables).member, dict[bytes, Entry]()
+    for key, _, entry in rows:
+        known = _kept_here(tables, key, entry)
+        if known is not None:
+            found[key] = Entry(entry.version, known.body, known.places)
+        elif all(place.host == member for place in entry.places):
+            found[key] = entry
+    return found
 
 
 def kept(tables: Tables, key: bytes, version: int) -> int:
@@ -436,35 +571,39 @@ def _kept_here(tables: Tables, key: bytes, entry: Entry) -> Backup | None:
     return backup if is_whole else None
 
 
-def _settle(owner: Member, key: bytes, version: int, grant: Grant, copy: Entry, began: int) -> Steps[bool]:
-    """Writes the row of a copy. If that took long, the owner is asked once more whether it is the present version."""
+def _settle(owner: Member, rows: Sequence[_Copy], began: int) -> Steps[bool]:
+    """Writes rows of copies. If that took long, the owner is asked once more whether they are the present versions."""
     while True:
-        written = yield from transact(lambda t, at=began: _write(t, owner, key, version, grant.number, copy, at))
+        written = yield from transact(lambda tables, at=began: _write(tables, owner, rows, at))
         if written is not None:
             return written
         began, member = yield from view(lambda tables: (tables.now(), own_standing(tables).member))
-        answer = yield from send(owner, Keep(key, version, grant, member))
-        if not isinstance(answer, Found) or not answer.entries or answer.entries[0] is None:
+        answer = yield from send(owner, KeepAll(tuple((row.key, row.grant) for row in rows), member))
+        if not isinstance(answer, Found) or len(answer.entries) != len(rows):
+            return False
+        if any(entry is None or entry.version != row.version for row, entry in zip(rows, answer.entries, strict=True)):
             return False
 
 
-def _write(
-    tables: Tables, owner: Member, key: bytes, version: int, number: int, copy: Entry, began: int
-) -> bool | None:
-    """None: it took too long since the owner was asked: a note that came meanwhile may be forgotten."""
-    standing, known = own_standing(tables), tables.backup(key)
+def _write(tables: Tables, owner: Member, rows: Sequence[_Copy], began: int) -> bool | None:
+    """Writes all rows or none. None: it took too long since the owner was asked: a note that came may be forgotten."""
+    standing = own_standing(tables)
     if owner.id not in standing.roster.ids or not standing.may_change or standing.roster.is_leaver(standing.member):
         return False
     if not 0 <= tables.now() - began <= WINDOW:
         return None
-    if tables.void(key)[0] >= version or (known is not None and known.version > version):
-        return False
-    if known is not None and known.places != copy.places and _kept_here(tables, key, copy) is not None:
-        return False  # another thread was first
-    let_go(tables, key, copy.places)
-    for place in copy.places:  # anew, by `until`: an audit may be told just now that they were named no more
-        tables.lend(place, Lent(key, owner.id, until=tables.now()))
-    tables.put_backup(key, Backup(version, number, copy.body, copy.places, is_replica=True))
+    for row in rows:
+        known = tables.backup(row.key)
+        if tables.void(row.key)[0] >= row.version or (known is not None and known.version > row.version):
+            return False
+        if known is not None and known.places != row.copy.places and _kept_here(tables, row.key, row.copy) is not None:
+            return False  # another thread was first
+    for row in rows:
+        let_go(tables, row.key, row.copy.places)
+        for place in row.copy.places:  # anew, by `until`: an audit may be told just now that they were named no more
+            tables.lend(place, Lent(row.key, owner.id, until=tables.now()))
+        backup = Backup(row.version, row.grant.number, row.copy.body, row.copy.places, is_replica=True)
+        tables.put_backup(row.key, backup)
     return True
 
 
@@ -518,6 +657,7 @@ class Replicas:
                         yield from transact(lambda tables, key=key: _let_leavers_go(tables, key))
                 yield from pause(max(_BETWEEN, sum(copied) / RATE))
         self.why, self._since = why, since
+        yield from transact(lambda tables: [_drop_batch(tables, one) for one in tables.all_batches(0, PORTION)])
         return bool(since)
 
 

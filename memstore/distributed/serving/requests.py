@@ -28,6 +28,7 @@ from memstore.distributed.rules import (
     Committed,
     Done,
     Drain,
+    Dropped,
     Entry,
     FindBackups,
     FindOwners,
@@ -401,7 +402,7 @@ _READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, Fi
 _OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered, SetPolicy)
 _OF_OWNER = (Commit, Prepare, Renew, Publish, GiveUp, Resolve)
 _TO_SEED = (
-    *(Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, BringGroups),
+    *(Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, Dropped, BringGroups),
     *(Inherit, Recovered, SetPolicy),
 )
 
@@ -537,7 +538,7 @@ class Answers:
                 self._at_seed.look_again()
             if isinstance(request, (*_OF_ROSTER, Give, Serve, Stay)):
                 self._duties.look_again()
-            elif isinstance(request, ClaimGroups | HandOver) and isinstance(answer, Owners):
+            elif isinstance(request, ClaimGroups | HandOver | Dropped) and isinstance(answer, Owners):
                 self._at_seed.look_at_once()  # they may be watched
             return answer
         except StoreTimeoutError as error:

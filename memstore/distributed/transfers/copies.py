@@ -18,6 +18,7 @@ from memstore.distributed.catalog import CatalogTables, Copy, look, record_of, r
 from memstore.distributed.rules import KEY_LIMIT, Entry, Member, Place
 from memstore.distributed.transfers.messages import Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import SegmentRanges, Stream, Streams, ask_ahead, read_ranges
+from memstore.distributed.transfers.relays import PART_COPY_MARK, Filling, passed_on
 from memstore.engine import (
     DOORBELL,
     HEADER_LIMIT,
@@ -34,6 +35,7 @@ from memstore.engine import (
     Root,
     SealedSegment,
     SegmentExtent,
+    SegmentWriter,
     Transaction,
     WritableMemory,
     copy_header,
@@ -116,12 +118,12 @@ def fetch_copy(
         StoreFullError: there is no room, also without all other copies.
         HomeUnavailableError, CorruptionError, StoreTimeoutError, ResourceLimitError.
     """
-    (extent,) = record.segments
+    (extent,), (place,) = record.segments, places_of(record)
     start, end = record.start, record.start + record.nbytes
     asked: list[Stream] = []
 
-    def read(first: int, last: int, origin: int, ahead: Sequence[Stream] = ()) -> None:
-        part = SegmentRanges(extent, one_range(first, last), origin)
+    def read(first: int, last: int, origin: int, ahead: Sequence[Stream] = (), filling: Filling | None = None) -> None:
+        part = SegmentRanges(extent, one_range(first, last), origin, filling)
         if not read_ranges(streams, [(member, [part])], deadline, ahead):
             raise GoneError
 
@@ -132,27 +134,33 @@ def fetch_copy(
         else:
             ahead = asked.copy()
             asked.clear()  # when it is filled again, after a sweep, it asks again
-            read(start, end, address - start, ahead)
+            if filling is not None and isinstance(memory, SegmentWriter) and memory.is_mapped:
+                filling.fills(memory.segment, memory.size, header.nbytes - start)
+            read(start, end, address - start, ahead, filling)
         return record.checksums
 
-    try:
-        # 1. Ask for the data, and over another stream for the header; little data comes with it.
-        is_small = end <= _AT_ONCE
-        if not is_small:
-            asked += ask_ahead(streams, member, [SegmentRanges(extent, one_range(start, end), 0)], deadline)
-        head = bytearray(end if is_small else start)
-        read(0, len(head), syscalls.buffer_address(head))
-        header, found = copy_header(memoryview(head)[:start], extent.size, root.settings.store)
-        _compare(key, record, extent, found)
+    is_small = end <= _AT_ONCE
+    with passed_on(root, key, place, one_range(start, end)) as filling:
+        try:
+            # 1. Ask for the data, and over another stream for the header; little data comes with it.
+            if not is_small:
+                wanted = SegmentRanges(extent, one_range(start, end), 0, filling)
+                asked += ask_ahead(streams, member, [wanted], deadline)
+            head = bytearray(end if is_small else start)
+            read(0, len(head), syscalls.buffer_address(head))
+            header, found = copy_header(memoryview(head)[:start], extent.size, root.settings.store)
+            _compare(key, record, extent, found)
 
-        # 2. and 3. Claim, fill, publish.
-        content = Content(record.description, record.objects, record.nbytes, objects_checksum=record.objects_checksum)
-        draft = Draft(key, content, header=header, fill=fill)
-        local = msgspec.structs.replace(record, parts=None, hosts=None)
-        copy = _put_copy(root, places_of(record), draft, local, deadline)
-    finally:
-        for stream in asked:  # what was asked for, and not read, isn't needed
-            stream.close()
+            # 2. and 3. Claim, fill, publish.
+            content = Content(
+                record.description, record.objects, record.nbytes, objects_checksum=record.objects_checksum
+            )
+            draft = Draft(key, content, header=header, fill=fill)
+            local = msgspec.structs.replace(record, parts=None, hosts=None)
+            copy = _put_copy(root, (place,), draft, local, deadline)
+        finally:
+            for stream in asked:  # what was asked for, and not read, isn't needed
+                stream.close()
     return map_copy(root, key, copy, record.version)
 
 
@@ -316,7 +324,6 @@ def _draft_of(
 # A page that is marked is never written again. Where bytes of a part lie in memory of the process alone by then, they
 # have been read there, so it maps no copy of that part any more.
 
-PART_COPY_MARK = b"\xc1copy"  # the description of such a segment: no msgpack starts so
 _LEAST_PART = 256 << 10  # bytes: to make a copy takes as long as to fetch so many
 _MOST_ROUNDED = 4  # times the bytes that are wanted, which whole pages may take
 _CHEAP_SHARE = 64  # of what the store may hold: a larger copy is made by whoever wants a good deal of the part
@@ -375,7 +382,8 @@ class PartCopies:
                 if part.missing(pages):
                     locks.enter_context(one_fetcher(self._root, part.name, self._what, deadline))
                 if missing := part.missing(pages):
-                    hosts.setdefault(part.host, []).append(SegmentRanges(part.extent, missing, part.address))
+                    filling = locks.enter_context(part.passed_on(missing))
+                    hosts.setdefault(part.host, []).append(SegmentRanges(part.extent, missing, part.address, filling))
                     missed.append((part, missing))
                 found.append(Ranges(pages.starts + part.extent.base, pages.stops + part.extent.base))
             if hosts and not fetch(hosts, deadline):
@@ -452,6 +460,9 @@ class _Part:
         absent = [first + np.flatnonzero(self._marks[first:end] == 0) for first, end in zip(firsts, ends, strict=True)]
         numbers = np.concatenate(absent)
         return merged(numbers * PAGE, (numbers + 1) * PAGE).cut(self.extent.start, self.extent.size)
+
+    def passed_on(self, wanted: Ranges) -> contextlib.AbstractContextManager[Filling | None]:
+        return passed_on(self._root, self._key, self._place, wanted)
 
     def mark(self, pages: Ranges) -> None:
         fence()  # who sees a mark sees the bytes

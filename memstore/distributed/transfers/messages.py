@@ -17,7 +17,7 @@ from memstore.errors import MemstoreError
 # --- Requests and answers --------------------------------------------------------------------------------------------
 # What is said on a stream, behind its handshake: requests, and the bytes that answer them.
 #
-#     request   length (4), msgpack of `Fetch`, `PinSegments`, `UnpinSegments`, `Bring` or `Stage`
+#     request   length (4), msgpack of `Fetch`, `PinSegments`, `UnpinSegments`, `Bring`, `Stage` or `FetchCopy`
 #     answer    what follows (1), how many bytes (8); these bytes; behind bytes of segments, whether they are whole (1)
 #
 # Numbers are big-endian. One request is answered before the next one is read. The bytes of an answer are the ranges, in
@@ -29,6 +29,11 @@ from memstore.errors import MemstoreError
 # as soon as it lies there (length (4), msgpack of `Staged`), and is told when it was read (1). The bytes that are no
 # whole STAGED_UNIT follow on the stream, and whether all were whole (1). *Elsewhere* says that they are to be asked for
 # over TCP, and *busy* that they are this time; a text follows.
+#
+# *Refer* answers a `Fetch` that names its reader: the bytes are to be had of another host (`Referral`), by `FetchCopy`.
+# Behind that come checksums of the bytes, of DIGEST bytes for each CHUNK of them, as soon as they are computed. Whoever
+# answers a `FetchCopy` sends, behind the head, pieces as they arrive: length (4), bytes. An empty one says that it
+# waits itself. ENDED is behind the last one, or LACKING, where the rest is to be had elsewhere.
 
 SEGMENTS_LIMIT = 1024  # of one request
 RANGES_LIMIT = 1 << 16  # of one request
@@ -38,7 +43,11 @@ FAILURE_LIMIT = 1 << 16  # bytes
 STAGED_LIMIT = 1 << 16  # bytes: what is said of a piece
 STAGED_UNIT = 1 << 20  # bytes: pieces are so many of them
 
-FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY = range(5)  # what an answer's head says
+CHUNK = 8 << 20  # bytes that have one checksum
+DIGEST = 8  # bytes: XXH3, 64 bits, big-endian
+ENDED, LACKING = 0xFFFF_FFFF, 0xFFFF_FFFE  # in place of the length of a piece
+
+FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY, REFER = range(6)  # what an answer's head says
 WHOLE, TORN = b"\1", b"\0"  # what is said behind the bytes
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">BQ")
@@ -71,7 +80,16 @@ class Wanted(Segment, frozen=True, array_like=True):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Asks for bytes.
+
+    Attributes:
+        reader: the id of a host that keeps them, and passes them on; empty: nobody does.
+        lost: the id of the host that it was referred to, and could not have them from; empty: it comes first.
+    """
+
     segments: Annotated[tuple[Wanted, ...], Meta(min_length=1, max_length=SEGMENTS_LIMIT)]
+    reader: Annotated[bytes, Meta(max_length=16)] = b""
+    lost: Annotated[bytes, Meta(max_length=16)] = b""
 
 
 class PinSegments(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -112,6 +130,34 @@ class Stage(msgspec.Struct, frozen=True, array_like=True, tag=5):
     segments: Annotated[tuple[Wanted, ...], Meta(min_length=1, max_length=SEGMENTS_LIMIT)]
 
 
+class FetchCopy(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Asks for bytes of another host's segment, of which this host has a copy, or is making one.
+
+    Attributes:
+        host: where the segment lies.
+        key: of the copy.
+        depth: of the reader: it waits for no host that has as much.
+        wanted: of that segment.
+    """
+
+    host: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    key: Annotated[bytes, Meta(min_length=1, max_length=2048)]
+    depth: Annotated[int, Meta(ge=1, le=1 << 32)]
+    wanted: Wanted
+
+
+class Referral(msgspec.Struct, frozen=True, array_like=True):
+    """The answer *refer*.
+
+    Attributes:
+        parent: the id of the host that has the bytes, or is fetching them.
+        depth: of the reader: see `rules/relays.py`.
+    """
+
+    parent: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    depth: Annotated[int, Meta(ge=1, le=1 << 32)]
+
+
 class Staged(msgspec.Struct, frozen=True, array_like=True):
     """A piece that may be read now.
 
@@ -135,7 +181,7 @@ class BadRequestError(MemstoreError):
 
 
 encode = msgspec.msgpack.Encoder().encode
-Request = Fetch | PinSegments | UnpinSegments | Bring | Stage
+Request = Fetch | PinSegments | UnpinSegments | Bring | Stage | FetchCopy
 
 
 def framed(message: Request | Staged) -> bytes:
@@ -146,6 +192,7 @@ def framed(message: Request | Staged) -> bytes:
 
 decode_request: Callable[[bytes], Request] = msgspec.msgpack.Decoder(Request).decode
 decode_staged = msgspec.msgpack.Decoder(Staged).decode
+decode_referral = msgspec.msgpack.Decoder(Referral).decode
 decode_failure = msgspec.msgpack.Decoder(SendFailure).decode
 
 

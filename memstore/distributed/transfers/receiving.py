@@ -17,29 +17,39 @@ from memstore._parsing import UNDECODABLE
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.messages import (
     BUSY,
+    CHUNK,
+    DIGEST,
     ELSEWHERE,
+    ENDED,
     FAILED,
     FAILURE_LIMIT,
     FOLLOWS,
     GONE,
     HEAD,
+    LACKING,
+    LENGTH,
     RANGES_LIMIT,
+    REFER,
     SEGMENTS_LIMIT,
     WHOLE,
     Bring,
     Fetch,
+    FetchCopy,
     Numbers,
     Pieces,
     PinSegments,
     Ranges,
+    Referral,
     Segment,
     UnpinSegments,
     Wanted,
     decode_failure,
+    decode_referral,
     framed,
     limit_waits,
     skip,
 )
+from memstore.distributed.transfers.relays import Filling, Way, count_of, is_sound
 from memstore.engine import Root, SegmentExtent, create_file, syscalls
 from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError, MemstoreError
 
@@ -83,7 +93,7 @@ def _path(root: Root) -> str:
     return f"{root.state}/{TRANSPORT_FILE}"
 
 
-class Relay:
+class Bringer:
     """Thread-safe.
 
     Args:
@@ -153,14 +163,20 @@ class Streams:
     """Thread-safe. A forked child has none of its parent's, and makes its own.
 
     Args:
-        relay: whether bytes come by another way; None: never.
+        bringer: whether bytes come by another way; None: never.
+        members: finds a member of the cluster by its id; None: there is none any more.
 
     Attributes:
-        relay: the same.
+        bringer, member: the same.
     """
 
-    def __init__(self, links: StreamLinks, relay: Relay | None = None) -> None:
-        self._links, self.relay = links, relay
+    def __init__(
+        self,
+        links: StreamLinks,
+        bringer: Bringer | None = None,
+        members: Callable[[bytes], Member | None] = lambda _: None,
+    ) -> None:
+        self._links, self.bringer, self.member = links, bringer, members
         self._lock = threading.Lock()
         self._idle: dict[bytes, list[Stream]] = {}
         self._pid = os.getpid()
@@ -216,6 +232,8 @@ class Streams:
 # The answer is received where the bytes are to lie.
 
 _LONGEST = 1e6  # seconds
+_PIECE = 2 << 20  # bytes, after which others may have what has come
+_SIGN_EVERY = 0.25  # seconds, while nothing comes
 
 
 class SegmentRanges(NamedTuple):
@@ -225,11 +243,13 @@ class SegmentRanges(NamedTuple):
         extent: the segment, by the record that names it.
         ranges: of the file.
         origin: the address where the first byte of the file would lie; or that of each range, for itself.
+        filling: the copy that they fill, if it is passed on to others, and may come from others.
     """
 
     extent: SegmentExtent
     ranges: Ranges
     origin: int | Numbers
+    filling: Filling | None = None
 
     @property
     def pieces(self) -> Pieces:
@@ -251,7 +271,19 @@ class SegmentRanges(NamedTuple):
             origin = self.origin
             if not isinstance(origin, int):
                 origin = origin[number * count : (number + 1) * count]
-            yield SegmentRanges(self.extent, ranges, origin)
+            yield self._replace(ranges=ranges, origin=origin)
+
+
+class ReferredError(Exception):
+    """The bytes are to be had of another host.
+
+    Attributes:
+        referral: says which.
+    """
+
+    def __init__(self, referral: Referral) -> None:
+        super().__init__(f"the host {referral.parent.hex()} has them")
+        self.referral = referral
 
 
 class BrokenStreamError(Exception):
@@ -275,36 +307,55 @@ class CannotSendError(MemstoreError):
 
 
 def batches(parts: Sequence[SegmentRanges]) -> list[list[SegmentRanges]]:
-    """As many segments and ranges as a request may have."""
+    """As many segments and ranges as a request may have. A segment that may come from a relay has its own."""
     found: list[list[SegmentRanges]] = []
     count = RANGES_LIMIT
     for part in parts:
         for batch in part.batches(RANGES_LIMIT):
             count += len(batch.ranges.starts)
-            if count > RANGES_LIMIT or len(found[-1]) == SEGMENTS_LIMIT:
-                found.append([])
+            if part.filling is not None:
+                found.append([batch])
+                count = RANGES_LIMIT
+            elif count > RANGES_LIMIT or len(found[-1]) == SEGMENTS_LIMIT:
+                found.append([batch])
                 count = len(batch.ranges.starts)
-            found[-1].append(batch)
+            else:
+                found[-1].append(batch)
     return found
 
 
-def ask(stream: Stream, parts: Sequence[SegmentRanges], deadline: float, of: bytes | None = None) -> None:
+def ask(
+    stream: Stream, parts: Sequence[SegmentRanges], deadline: float, of: bytes | None = None, lost: bytes = b""
+) -> None:
     """Asks for parts, which one request may have; where they are to lie may be unknown yet. Raises OSError.
 
     Args:
         of: the id of the host where they lie, if this one's index process is to bring them.
+        lost: the id of the relay that they could not be had of.
     """
     left = deadline - time.monotonic()
     stream.set_patience(left)
     wanted = tuple(map(_wanted, parts))
-    stream.send(framed(Fetch(wanted) if of is None else Bring(of, int(max(min(left, _LONGEST), 0.001) * 1000), wanted)))
+    filling = parts[0].filling
+    request: Fetch | Bring
+    if of is not None:
+        request = Bring(of, int(max(min(left, _LONGEST), 0.001) * 1000), wanted)
+    elif filling is not None:
+        request = Fetch(wanted, filling.reader, lost)
+    else:
+        request = Fetch(wanted)
+    stream.send(framed(request))
 
 
-def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> bool:
+def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float, way: Way | None = None) -> bool:
     """Receives what was asked for. False: one of the segments holds another put.
+
+    Args:
+        way: hears what arrives; None: a new one, where there is a copy that is passed on.
 
     Raises:
         CorruptionError, CannotSendError, ElsewhereError: the host says so, and the stream can be used again.
+        ReferredError: it says so, and checksums of the bytes follow on the stream.
         OSError, BrokenStreamError: the stream is of no use any more.
     """
     kind, nbytes = receive_head(stream)
@@ -312,19 +363,77 @@ def receive(stream: Stream, parts: Sequence[SegmentRanges], deadline: float) -> 
         return False
     if kind == FAILED:
         raise _failure(stream, receive_bytes(stream, nbytes))
+    if kind == REFER and parts[0].filling is not None:
+        raise ReferredError(_referral(receive_bytes(stream, nbytes)))
     if kind != FOLLOWS:
         raise ElsewhereError(receive_bytes(stream, nbytes).decode(errors="replace"), is_busy=kind == BUSY)
     if nbytes != sum(part.ranges.nbytes for part in parts):
         raise BrokenStreamError(f"an answer of {nbytes:,} bytes")
     for part in parts:
-        for group, is_packed in part.pieces.groups():
-            if is_packed:
-                buffer = bytearray(int(group.sizes.sum()))
-                _fill(stream, [memoryview(buffer)], deadline)
-                group.scatter(buffer)
-            else:
-                _fill(stream, group.parts(), deadline)
+        if way is not None:
+            way.change_depth(1)
+        elif part.filling is not None:
+            way = part.filling.begin(part.ranges, 1)
+        if way is None:
+            _fill_pieces(stream, part.pieces, deadline)
+        else:  # it is the only part
+            stream.set_patience(min(deadline - time.monotonic(), _SIGN_EVERY))
+            _fill_pieces(stream, part.pieces, deadline, way.receive)
+            stream.set_patience(deadline - time.monotonic())
     return receive_bytes(stream, 1) == WHOLE
+
+
+def _referral(text: bytes) -> Referral:
+    try:
+        return decode_referral(text)
+    except UNDECODABLE as error:
+        raise BrokenStreamError(f"a referral that can't be read: {error}") from None
+
+
+def _fill_pieces(stream: Stream, pieces: Pieces, deadline: float, heard: Callable[[int], None] | None = None) -> None:
+    """Receives pieces, in order. Arguments as of `_fill`."""
+    for group, is_packed in pieces.groups():
+        if is_packed:
+            buffer = bytearray(int(group.sizes.sum()))
+            _fill(stream, [memoryview(buffer)], deadline, heard)
+            group.scatter(buffer)
+        else:
+            _fill(stream, group.parts(), deadline, heard)
+
+
+class _RelayedPieces:
+    """What a relay sends of a part, in pieces as it has them."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self._left = stream, 0  # bytes of the piece that is being received
+
+    def receive(self, wanted: Pieces, deadline: float, way: Way | None) -> None:
+        """Receives the next bytes. Raises OSError, BrokenStreamError; TimeoutError where the relay is silent."""
+        while len(wanted.sizes):
+            if not self._left:
+                (self._left,) = LENGTH.unpack(receive_bytes(self.stream, LENGTH.size))
+                if self._left in (ENDED, LACKING):
+                    raise BrokenStreamError("it hasn't all of them")
+                if way is not None:
+                    way.filling.give_sign()
+                continue
+            now, wanted = wanted.split(self._left)
+            _fill_pieces(self.stream, now, deadline, lambda got: _note_sign(way, got))
+            self._left -= int(now.sizes.sum())
+
+    def is_ended(self) -> bool:
+        """Whether nothing else follows."""
+        with contextlib.suppress(OSError, BrokenStreamError):
+            return not self._left and receive_bytes(self.stream, LENGTH.size) == LENGTH.pack(ENDED)
+        return False
+
+
+def _note_sign(way: Way | None, got: int) -> None:
+    """Raises TimeoutError where the relay is silent."""
+    if not got:
+        raise TimeoutError(f"nothing has come for {_STALLED:g} s")
+    if way is not None:
+        way.filling.give_sign()
 
 
 def ask_to_pin(stream: Stream, extents: Sequence[SegmentExtent], deadline: float) -> bool:
@@ -349,7 +458,7 @@ def unpin(stream: Stream, extents: Sequence[SegmentExtent]) -> None:
 
 
 def _wanted(part: SegmentRanges) -> Wanted:
-    extent, ranges, _ = part
+    extent, ranges = part.extent, part.ranges
     pairs = np.stack([ranges.starts, ranges.sizes], 1).astype(">u8").tobytes()
     return Wanted(extent.segment, extent.put_id, extent.size, extent.start, pairs)
 
@@ -369,7 +478,7 @@ def receive_head(stream: Stream) -> tuple[int, int]:
     Raises OSError, BrokenStreamError.
     """
     kind, nbytes = HEAD.unpack(receive_bytes(stream, HEAD.size))
-    if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
+    if kind not in (FOLLOWS, GONE, FAILED, ELSEWHERE, BUSY, REFER) or (kind != FOLLOWS and nbytes > FAILURE_LIMIT):
         raise BrokenStreamError(f"an answer of kind {kind} and {nbytes:,} bytes")
     return kind, nbytes
 
@@ -382,18 +491,37 @@ def receive_bytes(stream: Stream, size: int) -> bytes:
     return data
 
 
-def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
-    """Receives into all of the parts, in order."""
+def _fill(
+    stream: Stream, parts: Sequence[memoryview], deadline: float, heard: Callable[[int], None] | None = None
+) -> None:
+    """Receives into all of the parts, in order.
+
+    Args:
+        heard: called for each few bytes that have come, with their number, and with 0 where none has come within the
+            stream's patience. None: that is an error.
+    """
     if len(parts) > 1:
-        parts = skip(parts, stream.socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0])
+        got = stream.socket.recvmsg_into(parts, 0, socket.MSG_WAITALL)[0]
+        parts = skip(parts, got)
+        if heard is not None:
+            heard(got)
     for part in parts:
         while len(part):
             if time.monotonic() > deadline:
                 raise TimeoutError("it takes longer than the timeout")
-            got = stream.socket.recv_into(part, len(part), socket.MSG_WAITALL)  # or what came within the patience
+            most = len(part) if heard is None else min(len(part), _PIECE)
+            try:
+                got = stream.socket.recv_into(part, most, socket.MSG_WAITALL)  # or what came within the patience
+            except BlockingIOError:
+                if heard is None:
+                    raise
+                heard(0)
+                continue
             if not got:
                 raise BrokenStreamError("an answer that ends in the middle")
             part = part[got:]
+            if heard is not None:
+                heard(got)
 
 
 # --- A transfer ------------------------------------------------------------------------------------------------------
@@ -404,12 +532,13 @@ def _fill(stream: Stream, parts: Sequence[memoryview], deadline: float) -> None:
 # nothing. Who asks has all of it, or an error, or knows that the bytes are gone; what was received until then counts
 # for nothing.
 #
-# Where this host's index process brings large transfers (`relay`), it is asked for them, over one stream; if it doesn't
-# bring them, for whatever reason, they are asked for as all others.
+# Where this host's index process brings large transfers (`bringer`), it is asked for them, over one stream. If it
+# brings none, for whatever reason, they are asked for as all others.
 
 STREAMS = 2  # of a large transfer
 LARGE = 4 << 20  # bytes
 _TRY_AGAIN = 0.05  # seconds
+_STALLED = 1.0  # seconds in which a relay sends nothing, though one that waits itself says so five times a second
 _REACHED_WITHIN = 1.0  # seconds: this host's index process; it is there, or is being started again
 _SILENCE = 15.0  # seconds in which it sends nothing: it gives up earlier than that what doesn't go on
 
@@ -536,8 +665,8 @@ class _Transfer:
                     continue
             if via is not None:
                 log.info("bytes of %s come over TCP: %s", member.label, why)
-                if self._streams.relay is not None and not is_busy:
-                    self._streams.relay.leave(member)
+                if self._streams.bringer is not None and not is_busy:
+                    self._streams.bringer.leave(member)
                 via, fresh = None, False
                 continue
             left = self._deadline - time.monotonic()
@@ -565,7 +694,10 @@ class _Transfer:
                     ask(stream, batch, self._deadline, of)
                 if of is not None:
                     stream.set_patience(min((self._deadline - time.monotonic()) / 2, _SILENCE))
-                is_whole = receive(stream, batch, self._deadline)
+                try:
+                    is_whole = receive(stream, batch, self._deadline)
+                except ReferredError as found:
+                    is_whole = self._read_relayed(stream, batch[0], found.referral)
                 if not is_whole:
                     break
             is_answered = True
@@ -574,13 +706,99 @@ class _Transfer:
             is_answered = True
             raise
         finally:
+            self._leave(stream, is_usable=is_answered)
+
+    # --- by relays ----------------------------------------------------------------------------------------------------
+
+    def _read_relayed(self, stream: Stream, part: SegmentRanges, referral: Referral) -> bool:
+        """Receives a part from the hosts that its origin names, one after the other. False: gone at the origin.
+
+        Args:
+            stream: to the origin, on which checksums of the part follow.
+        """
+        assert part.filling is not None, "it was referred"
+        way = part.filling.begin(part.ranges, referral.depth)
+        while True:
+            there = self._read_over_relay(stream, part, referral, way)
+            part = part.split(there)[1]
+            if not part.ranges:
+                return True
+            if self._is_given_up:
+                raise BrokenStreamError("it was given up")
+            ask(stream, [part], self._deadline, lost=referral.parent)
+            try:
+                return receive(stream, [part], self._deadline, way)
+            except ReferredError as found:
+                referral = found.referral
+            if way is not None:
+                way.change_depth(referral.depth)
+
+    def _read_over_relay(self, origin: Stream, part: SegmentRanges, referral: Referral, way: Way | None) -> int:
+        """Receives a part from one host. Returns how many of its bytes are there, as the origin's checksums say.
+
+        Raises OSError, BrokenStreamError: of the origin's stream.
+        """
+        there, left, sums = 0, part.pieces, count_of(part.ranges.nbytes)
+        pieces: _RelayedPieces | None = None
+        why = ""
+        try:
+            while sums:
+                chunk, left = left.split(CHUNK)
+                try:
+                    pieces = pieces or self._open_relay(origin.member, part, referral)
+                    pieces.receive(chunk, self._deadline, way)
+                except (OSError, BrokenStreamError, MemstoreError) as error:
+                    why = str(error)
+                    break
+                sums -= 1
+                if not is_sound(chunk, receive_bytes(origin, DIGEST)):
+                    why = "it has sent others"
+                    break
+                nbytes = int(chunk.sizes.sum())
+                there += nbytes
+                if way is not None:
+                    way.receive(nbytes)
+        finally:
+            if pieces is not None:
+                self._leave(pieces.stream, is_usable=not why and not sums and pieces.is_ended())
+        receive_bytes(origin, sums * DIGEST)
+        if why:
+            log.info("bytes of %s don't come from the host %s: %s", origin.member.label, referral.parent.hex(), why)
+        return there
+
+    def _open_relay(self, origin: Member, part: SegmentRanges, referral: Referral) -> _RelayedPieces:
+        """Asks a relay for a part. Raises OSError, BrokenStreamError, HomeUnavailableError, LinkRefusedError."""
+        member, filling = self._streams.member(referral.parent), part.filling
+        if member is None or filling is None:
+            raise BrokenStreamError("it is no member")
+        fresh = False
+        while True:
+            until = min(self._deadline, time.monotonic() + _REACHED_WITHIN)
+            stream = self._streams.take(member, until, fresh=fresh)
             with self._changed:
-                self._reading.remove(stream)
-                self._changed.notify_all()
-            if is_answered and not self._is_given_up:
-                self._streams.give_back(stream)
-            else:
-                stream.close()
+                self._reading.append(stream)
+                if self._is_given_up:
+                    stream.shut()
+            try:
+                stream.set_patience(min(_STALLED, self._deadline - time.monotonic()))
+                stream.send(framed(FetchCopy(origin.id, filling.key, referral.depth, _wanted(part))))
+                if receive_head(stream) != (FOLLOWS, part.ranges.nbytes):
+                    raise BrokenStreamError("it has not answered what it was asked")
+                return _RelayedPieces(stream)
+            except (OSError, BrokenStreamError):
+                self._leave(stream, is_usable=False)
+                if fresh or not stream.was_idle:
+                    raise
+                fresh = True
+
+    def _leave(self, stream: Stream, *, is_usable: bool) -> None:
+        with self._changed:
+            self._reading.remove(stream)
+            self._changed.notify_all()
+        if is_usable and not self._is_given_up:
+            self._streams.give_back(stream)
+        else:
+            stream.close()
 
     def give_up(self) -> None:
         """When it returns, no thread writes into the memory of the parts any more."""
@@ -598,8 +816,8 @@ def _shares(
     via = None
     if asked:
         via = asked[0].member if asked[0].member.id != member.id else None
-    elif streams.relay is not None:
-        via = streams.relay.way_to(member, sum(part.ranges.nbytes for part in parts))
+    elif streams.bringer is not None:
+        via = streams.bringer.way_to(member, sum(part.ranges.nbytes for part in parts))
     if via is not None:
         return [Share(member, parts, via)]
     return [Share(member, share) for share in _shared(parts)]

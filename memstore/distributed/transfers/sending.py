@@ -4,35 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from memstore._parsing import UNDECODABLE
+from memstore.distributed.catalog import look
 from memstore.distributed.links import Traffic
+from memstore.distributed.rules import Place
 from memstore.distributed.transfers import messages
 from memstore.distributed.transfers.messages import (
     ELSEWHERE,
+    ENDED,
     FAILED,
     FAILURE_LIMIT,
     FOLLOWS,
     GONE,
     HEAD,
+    LACKING,
     LENGTH,
+    NO_RANGES,
     RANGE_SIZE,
     RANGES_LIMIT,
+    REFER,
     REQUEST_LIMIT,
     TORN,
     WHOLE,
     BadRequestError,
     Bring,
     Fetch,
+    FetchCopy,
+    Numbers,
+    Pieces,
     PinSegments,
     Ranges,
+    Referral,
     Request,
     Segment,
     SendFailure,
@@ -43,7 +55,19 @@ from memstore.distributed.transfers.messages import (
     encode,
     limit_waits,
 )
-from memstore.engine import HEAD_SIZE, Mapping, Root, SegmentExtent, belongs
+from memstore.distributed.transfers.relays import PART_COPY_MARK, Origin, SlotRead, Slots
+from memstore.engine import (
+    HEAD_SIZE,
+    Mapping,
+    OwnedFile,
+    Root,
+    SegmentExtent,
+    belongs,
+    map_file,
+    segment_path,
+    syscalls,
+)
+from memstore.engine.syscalls import PAGE
 from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
 
 # --- One request -----------------------------------------------------------------------------------------------------
@@ -60,6 +84,7 @@ from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
 #
 # A client that dies ends its stream; one that takes nothing for `STALLED` seconds is dropped. Nothing else comes of it.
 
+_TO_LOOK = 5.0  # seconds for the catalog
 STALLED = 10.0  # seconds in which a client takes nothing, or sends no more of a request
 IDLE = 600.0  # seconds without a request
 
@@ -93,19 +118,31 @@ def _whole(data: bytes, size: int) -> bytes:
     return data
 
 
-def answer(root: Root, stream: socket.socket, request: Fetch) -> None:
+def answer(root: Root, stream: socket.socket, request: Fetch, origin: Origin) -> None:
     """Sends what was asked for, or why it can't be. Raises OSError and BadRequestError, which end the stream."""
     wanted = ranges_of(request.segments)
     found = mapped(root, stream, request.segments)
     if found is None:
         return
+    if request.reader and len(request.segments) == 1:
+        one = request.segments[0]
+        referral = origin.referral(one.segment, one.put_id, request.reader, request.lost)
+        if referral is not None:
+            _refer(stream, referral, one, Pieces(wanted[0].starts + found[0].address, wanted[0].sizes), origin)
+            return
     head = memoryview(HEAD.pack(FOLLOWS, sum(ranges.nbytes for ranges in wanted)))
     for mapping, ranges in zip(found, wanted, strict=True):
-        for group, is_packed in messages.Pieces(ranges.starts + mapping.address, ranges.sizes).groups():
+        for group, is_packed in Pieces(ranges.starts + mapping.address, ranges.sizes).groups():
             parts = [group.gather()] if is_packed else group.parts()
             send_all(stream, [head, *parts])
             head = memoryview(b"")
     send_all(stream, [head, memoryview(end_of_answer(root, found, request.segments))])
+
+
+def _refer(stream: socket.socket, referral: Referral, wanted: Wanted, pieces: Pieces, origin: Origin) -> None:
+    send_answer(stream, REFER, encode(referral))
+    for checksum in origin.checksums(wanted.segment, wanted.put_id, wanted.ranges, pieces):
+        stream.sendall(checksum, socket.MSG_NOSIGNAL)
 
 
 def end_of_answer(root: Root, mappings: Sequence[Mapping], named: Sequence[Segment]) -> bytes:
@@ -192,6 +229,130 @@ def send_all(stream: socket.socket, parts: Sequence[memoryview]) -> None:
         except BlockingIOError:
             raise TimeoutError(f"nothing was taken for {STALLED:g} s") from None
         todo = messages.skip(todo, sent)
+
+
+# --- Copies that are passed on ---------------------------------------------------------------------------------------
+# A relay: sends bytes of another host's segment from the copy that this host has, or that a process of it is filling.
+#
+# A copy that is being filled is mapped without a lock, and what has arrived is sent (`relays.py` says how that is
+# known). Its file doesn't shrink, and is no other put's before the copy is complete. From then on the copy is mapped
+# under a shared lock as everything that is sent; where it was dropped before that, the reader is told that the rest is
+# lacking. A part's copy is in the table from the beginning, and has a mark for each of its pages that are there.
+#
+# The reader compares what it gets with checksums of the origin. So nothing is compared here.
+
+_PIECE = 4 << 20  # bytes
+_LOOK_EVERY = 0.001  # seconds, for bytes that have arrived
+_SIGN_EVERY = 0.2  # seconds, for a reader that waits
+_NOTHING_YET = Pieces(NO_RANGES.starts, NO_RANGES.stops)
+
+
+def pass_on(root: Root, stream: socket.socket, request: FetchCopy, slots: Slots) -> None:
+    """Sends what has arrived of a copy, as it arrives. Raises OSError and BadRequestError, which end the stream."""
+    (rest,) = ranges_of([request.wanted])
+    copy = _CopyRead(root, request, slots)
+    stream.sendall(HEAD.pack(FOLLOWS, rest.nbytes), socket.MSG_NOSIGNAL)
+    said = time.monotonic()
+    while rest:
+        ready = copy.ready(rest.split(_PIECE)[0])
+        if ready is None:
+            send_all(stream, [memoryview(LENGTH.pack(LACKING))])
+            return
+        if ready is not _NOTHING_YET:
+            nbytes = int(ready.sizes.sum())
+            head = memoryview(LENGTH.pack(nbytes))
+            for group, is_packed in ready.groups():
+                send_all(stream, [head, *([group.gather()] if is_packed else group.parts())])
+                head = memoryview(b"")
+            rest = rest.split(nbytes)[1]
+            said = time.monotonic()
+        else:
+            if time.monotonic() - said > _SIGN_EVERY:
+                send_all(stream, [memoryview(LENGTH.pack(0))])
+                said = time.monotonic()
+            time.sleep(_LOOK_EVERY)
+    send_all(stream, [memoryview(LENGTH.pack(ENDED))])
+
+
+class _CopyRead:
+    """A copy of another host's segment, complete or not, that is read for one request."""
+
+    def __init__(self, root: Root, request: FetchCopy, slots: Slots) -> None:
+        self._root, self._slots, self._key = root, slots, request.key
+        self._start, self._size, self._depth = request.wanted.start, request.wanted.size, request.depth
+        self._place = Place(request.host, request.wanted.put_id, request.wanted.segment)
+        self._filling: tuple[int, Mapping] | None = None  # mapped without a lock
+        self._mapping: Mapping | None = None  # of the copy in the table
+        self._shift = 0
+        self._marks = np.zeros(0, np.uint8)  # of a part's copy
+        self._is_part = False
+
+    def ready(self, wanted: Ranges) -> Pieces | None:
+        """Returns where the first of these bytes lie that are there, perhaps none yet. None: they won't come."""
+        first, end = int(wanted.starts[0]), int(wanted.stops[0])
+        if self._mapping is not None and not self._is_part:
+            return _within(self._mapping, wanted.starts + self._shift, wanted.sizes)
+        slot = self._slots.find(self._place)  # before the table, where the copy is before the slot is freed
+        if self._mapping is None and (slot is None or not slot.segment):
+            self._map_copy()
+            if self._mapping is not None:
+                return self.ready(wanted)
+        mapping, shift, reached = self._mapping, 0, first
+        if slot is not None:
+            reached = min(slot.arrived(first), end)
+        if mapping is not None:
+            reached = max(reached, _marked_before(self._marks, first, end))
+        elif slot is not None:
+            mapping, shift = self._map_filling(slot), slot.shift
+        if mapping is not None and reached > first:
+            return _within(mapping, wanted.starts[:1] + shift, np.array([reached - first], np.int64))
+        return _NOTHING_YET if slot is not None and slot.is_coming(first, self._depth) else None
+
+    def _map_copy(self) -> None:
+        copy = look(self._root, lambda tables: tables.copy(self._key), time.monotonic() + _TO_LOOK)
+        if copy is None or copy.places != (self._place,):
+            return
+        (local,) = copy.record.segments
+        with self._root.guard:
+            mapping = self._root.storage.map_segment(local)
+        if mapping is None:
+            return
+        self._is_part = copy.record.description == PART_COPY_MARK
+        if self._is_part:
+            end = -(-self._size // PAGE) * PAGE
+            if mapping.size < end + end // PAGE or local.start != self._start:
+                raise BadRequestError("a part that is larger than its copy")
+            self._marks = np.asarray(mapping)[end : end + end // PAGE]
+        self._shift = local.start - self._start
+        self._mapping, self._filling = mapping, None
+
+    def _map_filling(self, slot: SlotRead) -> Mapping | None:
+        """Maps the file that is being filled. Returns None where there is none yet, or it was given up."""
+        if not slot.segment:
+            return None
+        if self._filling is None or self._filling[0] != slot.segment:
+            path = segment_path(self._root.segments, slot.segment)
+            try:
+                with self._root.guard, OwnedFile(path, os.O_RDONLY) as file:
+                    if syscalls.size_of(file.fd) < slot.size:  # who reads beyond its end would meet SIGBUS
+                        return None
+                    self._filling = slot.segment, map_file(file.fd, slot.size)
+            except FileNotFoundError:
+                return None
+        return self._filling[1]
+
+
+def _within(mapping: Mapping, starts: Numbers, sizes: Numbers) -> Pieces:
+    """Returns ranges of a file that is mapped. Raises BadRequestError where they don't lie in it."""
+    if int(starts[0]) < 0 or int(starts[-1] + sizes[-1]) > mapping.size:
+        raise BadRequestError(f"ranges that don't lie in the {mapping.size:,} bytes of a copy")
+    return Pieces(starts + mapping.address, sizes)
+
+
+def _marked_before(marks: np.ndarray[Any, np.dtype[np.uint8]], first: int, end: int) -> int:
+    """Returns up to where, from a byte on, the pages of a part's copy are there."""
+    absent = np.flatnonzero(marks[first // PAGE : -(-end // PAGE)] == 0)
+    return end if not len(absent) else max(first, (first // PAGE + int(absent[0])) * PAGE)
 
 
 # --- Segments that readers of other hosts look at --------------------------------------------------------------------
@@ -302,6 +463,7 @@ class Senders:
         self._threads: dict[socket.socket, threading.Thread] = {}
         self._idle: dict[socket.socket, None] = {}  # those that nobody asks anything, the longest idle first
         self.pinned = PinnedSegments(root)
+        self._origin, self._slots = Origin(), Slots(root)
         self.plane: Plane | None = None
         self._is_closed = False
 
@@ -353,7 +515,9 @@ class Senders:
 
     def _answer(self, stream: socket.socket, request: Request) -> None:
         if isinstance(request, Fetch):
-            answer(self._root, stream, request)
+            answer(self._root, stream, request, self._origin)
+        elif isinstance(request, FetchCopy):
+            pass_on(self._root, stream, request, self._slots)
         elif isinstance(request, PinSegments):
             self.pinned.answer(stream, request)
         elif isinstance(request, UnpinSegments):
@@ -383,6 +547,7 @@ class Senders:
             _end(stream)
         for _, thread in running:
             thread.join(_JOIN)
+        self._slots.close()
 
 
 def _end(stream: socket.socket) -> None:

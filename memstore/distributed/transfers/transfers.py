@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 import numpy as np
 
+from memstore._telling import told
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.copies import (
     FetchRanges,
@@ -32,9 +33,9 @@ from memstore.distributed.transfers.copies import (
 )
 from memstore.distributed.transfers.messages import NO_RANGES, SEGMENTS_LIMIT, Ranges, merged, one_range, together
 from memstore.distributed.transfers.receiving import (
+    Bringer,
     BrokenStreamError,
     CannotSendError,
-    Relay,
     SegmentRanges,
     Stream,
     StreamLinks,
@@ -513,7 +514,7 @@ class Transfers:
 
     def __init__(self, root: Root, links: StreamLinks, members: Callable[[bytes], Member | None]) -> None:
         self._root, self._find = root, members
-        self._streams, self._pins = Streams(links, Relay(root, members)), Pins(links)
+        self._streams, self._pins = Streams(links, Bringer(root, members), members), Pins(links)
         self._files = StoredFiles(root) if root.storage.sees_all_hosts else None
 
     def hold(
@@ -641,7 +642,9 @@ class Transfers:
         return PartCopies(self._root, key, record.elsewhere(self._root.member_id()), mapping)
 
     def _receive(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool:
-        return read_ranges(self._streams, [(self._member(host), parts) for host, parts in hosts.items()], deadline)
+        nbytes = sum([part.ranges.nbytes for parts in hosts.values() for part in parts])
+        with told("fetch", self._root.path, nbytes=nbytes):
+            return read_ranges(self._streams, [(self._member(host), parts) for host, parts in hosts.items()], deadline)
 
     def _hold_stored(
         self, files: StoredFiles, key: bytes, record: Record, seconds: float, deadline: float, *, lazily: bool = False
@@ -688,7 +691,8 @@ class Transfers:
                 return held
             assert record.hosts is not None, "it lies on another host"
             try:
-                return fetch_copy(self._root, key, record, self._streams, self._member(record.hosts[0]), deadline)
+                with told("fetch", self._root.path, (key.decode(),), record.nbytes):
+                    return fetch_copy(self._root, key, record, self._streams, self._member(record.hosts[0]), deadline)
             except HomeUnavailableError as error:
                 raise of_key(key, error) from error
 

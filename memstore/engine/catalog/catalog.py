@@ -43,6 +43,7 @@ class Catalog:
     Attributes:
         guard: held in every call. Who needs several calls, or files between them, without a fork in between, takes it.
         crowded: how many of this process's next values go into segments, because there was no room for one here.
+        is_released: this is a forked child that has yet to open it again, under the store's mutex: call `reopen`.
         commit: commits LMDB's write transactions. It is C, and costs no frame; tests replace it.
     """
 
@@ -55,6 +56,7 @@ class Catalog:
         self._environment = Environment(folder, durable=durable, writable=writable, locked=locked)
         self._growth = Growth(self._environment)
         self.crowded = 0
+        self.is_released = False
         self._writing: Any = None  # LMDB's write transaction, until it was committed or aborted
 
     # --- reading ------------------------------------------------------------------------------------------------------
@@ -232,20 +234,18 @@ class Catalog:
         """Gives up the parent's guard and LMDB environment, in a forked child that has done nothing yet."""
         self.guard = threading.RLock()
         self._environment.release()
-
-    @property
-    def is_released(self) -> bool:
-        """Returns whether the next call opens it again, and is to be made under the store's mutex."""
-        return self._environment.handle is None and not self._environment.is_closed
+        self.is_released = not self._environment.is_closed
 
     def reopen(self) -> None:
         """Opens what was released. Under the store's mutex, as any opening."""
         with self.guard:
             self._environment.opened()
+            self.is_released = False
 
     def close(self) -> None:
         with self.guard:
             self._environment.close()
+            self.is_released = False
 
 
 # --- growth ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ Of keys with a history, and of pins (`protocols/history.py`). Their names begin 
     history    blake2b-128 of the key | version (8 bytes) | bytes that it takes (8) -> key and record: a version that
                was replaced, and stays readable
     quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/quotas.py`)
+    spilled    segment (8 bytes) -> bytes of its file (8): it lies in the spill folder (`protocols/spill.py`)
     pins       blake2b-128 of the key | version (8 bytes) | number of the pin (8) -> key, and who holds the pin
 
 Of a store that is served to other hosts, as far as the engine has to know them: what they say beyond this is opaque
@@ -42,8 +43,10 @@ names. A group is the text of a key before its first "/", which may be empty; it
     unnoted    key -> nothing: one of these hosts is to be told that its version is replaced
     lost       key, or group, as above -> the host with which it was lost, for people
     remembered key -> it was deleted, or lost, while removed hosts may come back; 0xFF -> deletions are remembered
-    lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that
+    lacking    key -> a byte: it is to have a replica on a second host, and has none; 1: its put waits for that. Then,
+               perhaps, the number of the call that put it with others (8)
     replicas   key -> a version (8 bytes), host (16): that host has said that it has a replica of it
+    batches    number of a call (8 bytes) -> keys that it put, of which some lack a replica: they get theirs together
 """
 
 from __future__ import annotations
@@ -57,6 +60,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import xxhash
 from msgspec import Meta
 
 from memstore._arguments import KEY_LIMIT
@@ -79,14 +83,15 @@ from memstore.errors import CorruptionError
 
 # Every store has had what is in NAMES from its first day. A table that a later version adds goes into OPTIONAL: a store
 # that was made before gets it when somebody opens it to write; who only reads may find none, and takes it for empty.
-OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins", "quotas")
+OPTIONAL: tuple[str, ...] = ("pending", "contents", "outcomes", "history", "pins", "quotas", "spilled")
 # Those of SERVED come when the store is first served to other hosts, and most stores never get them.
 SERVED: tuple[str, ...] = (
     *("cluster", "sessions", "calls", "lent", "owed", "copies"),
     *("owned", "leaving", "kept", "given", "directory", "grants"),
-    *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking", "replicas"),
+    *("backups", "voids", "keepers", "unnoted", "lost", "remembered", "lacking", "replicas", "batches"),
 )
 NAMES = ("entries", "segments", "filling", "retired", "held", "leases", "counters")
+_digest = xxhash.xxh3_64_digest
 _U64 = struct.Struct(">Q")
 _PAIR = struct.Struct(">QQ")
 _LARGEST = 2**64 - 1
@@ -240,9 +245,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     def counters(self) -> Counters:
         stored = self._handle.get(b"counters", None, self._tables["counters"])
-        if stored is None:
-            return Counters()
-        return read_counters(bytes(stored))
+        return Counters() if stored is None else read_counters(bytes(stored))
 
     def put_counters(self, counters: Counters) -> None:
         numbers = msgspec.structs.astuple(counters)
@@ -256,7 +259,7 @@ class Transaction(msgspec.Struct, eq=False):
             packed = layout.pack(*numbers)
         except struct.error:  # a damaged row has made a sum negative
             packed = layout.pack(*(max(number, 0) for number in numbers))
-        row, table = with_checksum(b"counters", packed), self._tables["counters"]
+        row, table = _digest(b"counters" + packed) + packed, self._tables["counters"]
         self._handle.put(b"counters", row, True, True, False, table)  # by place: each commit comes here
 
     # --- retired segments ---------------------------------------------------------------------------------------------
@@ -323,11 +326,14 @@ class Transaction(msgspec.Struct, eq=False):
         if table not in self._tables:
             return found
         with self._handle.cursor(db=self._tables[table]) as cursor:
-            more = cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()
-            while more and len(found) < limit and bytes(cursor.key()).startswith(prefix):
-                if bytes(cursor.key()) != after:
-                    found.append((bytes(cursor.key()), bytes(cursor.value())))
-                more = cursor.next()
+            if not (cursor.set_range(max(prefix, after)) if prefix or after else cursor.first()):
+                return found
+            for stored_key, value in cursor.iternext():
+                key = bytes(stored_key)
+                if len(found) == limit or not key.startswith(prefix):
+                    break
+                if key != after:
+                    found.append((key, bytes(value)))
         return found
 
     def names_with(self, table: str, prefix: bytes, limit: int) -> list[bytes]:
@@ -388,8 +394,11 @@ def read_segment(key: bytes, value: bytes) -> tuple[int, SegmentRow]:
 
 
 def read_counters(value: bytes) -> Counters:
-    layout = _LAYOUTS.get(len(value), _COUNTERS)
-    return Counters(*layout.unpack(checked(b"counters", value, layout.size)))
+    """Decodes the counters. Raises CorruptionError."""
+    layout, body = _LAYOUTS.get(len(value)), value[8:]
+    if layout is None or value[:8] != _digest(b"counters" + body):
+        raise CorruptionError(f"the checksum of row {b'counters'!r} in the catalog doesn't fit")
+    return Counters(*layout.unpack(body))
 
 
 def _unpack_pair(packed: bytes | memoryview) -> tuple[int, int]:
@@ -632,8 +641,7 @@ def _name_digest(text: bytes) -> bytes:
 # --- versions that were replaced, and stay readable ------------------------------------------------------------------
 
 
-HISTORY, PINS, QUOTAS = "history", "pins", "quotas"
-_MOST_VERSIONS = 1 << 20
+HISTORY, PINS, QUOTAS, SPILLED = "history", "pins", "quotas", "spilled"
 
 
 class KeptVersion(NamedTuple):
@@ -691,13 +699,24 @@ def key_of_version(transaction: Transaction, kept: KeptVersion) -> bytes | None:
     return None
 
 
-def is_of_history(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
-    """Returns whether a replaced version that is kept names a segment. Raises CorruptionError."""
-    for kept in kept_versions(transaction, row.key):
-        record = kept_record(transaction, row.key, kept.version)
-        if record is not None and any((one.segment, one.put_id) == (segment, row.put_id) for one in record.segments):
-            return True
-    return False
+def count_in_history(transaction: Transaction, segment: int, row: SegmentRow) -> int:
+    """Returns how many replaced versions that are kept name a segment. Raises CorruptionError."""
+    records = [kept_record(transaction, row.key, one.version) for one in kept_versions(transaction, row.key)]
+    named = [{(one.segment, one.put_id) for one in record.segments} for record in records if record is not None]
+    return sum((segment, row.put_id) in one for one in named)
+
+
+def spilled_size(transaction: Transaction, segment: int) -> int | None:
+    """Returns the bytes of a segment's file in the spill folder; None if it doesn't lie there."""
+    stored = transaction.row(SPILLED, pack_number(segment))
+    return None if stored is None else _unpack_number(stored)
+
+
+def spilled_segments(transaction: Transaction) -> dict[int, int]:
+    """Returns the segments whose files lie in the spill folder, with the bytes of these."""
+    return {
+        _unpack_number(key): _unpack_number(value) for key, value in transaction.rows_with(SPILLED, b"", _MOST_ROWS)
+    }
 
 
 class QuotaRow(msgspec.Struct, frozen=True, array_like=True):
@@ -803,7 +822,7 @@ def _version_of(name: bytes) -> KeptVersion:
 
 
 CLUSTER, SESSIONS, CALLS, LENT, OWED, COPIES, OWNED, LEAVING, KEPT, GIVEN, DIRECTORY, GRANTS = SERVED[:12]
-BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED, LACKING, REPLICAS = SERVED[12:]
+BACKUPS, VOIDS, KEEPERS, UNNOTED, LOST, REMEMBERED, LACKING, REPLICAS, BATCHES = SERVED[12:]
 REMEMBERS = b"\xff"  # the key of the row that says so: keys are text, so it is none
 KEEPING = (LENT, COPIES)  # tables whose rows keep segments
 MEMBERS, GRANTED, MIRRORED, PROMISED = b"cluster", b"granted", b"mirrored", b"promised"  # the rows of `cluster`

@@ -104,7 +104,7 @@ def _is_locked_and_fits(path: str, fd: int, extent: SegmentExtent, store: str, *
             raise CorruptionError(path=path, detail=other_size(len(head), extent.size))
         return False
     start = 8 + int.from_bytes(head[:8], "little")
-    size = syscalls.size_of(fd)
+    size = os.lseek(fd, 0, os.SEEK_END)  # as `syscalls.size_of`: every get of a segment comes here
     if size != extent.size:
         raise CorruptionError(path=path, detail=other_size(size, extent.size))
     if start != extent.start:
@@ -126,19 +126,29 @@ def map_segments(
     store: str,
     dir_fd: int | None = None,
     live: bool = False,
+    own: int = 0,
     keep_open: bool = False,
+    otherwise: str | None = None,
 ) -> Mapping | None:
     """Maps several segments as `map_segment` does, in one range of `size` addresses, each from its base on.
 
     What is left of the range is zeros, and takes no memory until it is written.
+
+    Args:
+        own: with `live`: the put whose header has to say so; 0: all have to.
+        otherwise: a folder where files may lie that aren't at their paths.
     """
     kept: list[int] = []  # files that stay open as long as the range is mapped
     mapping = map_file(None, size, Cleanup(syscalls.drain, (map(os.close, kept),)) if keep_open else None)
     for path, extent in files:
-        place = address_in(mapping, extent.base, extent.size)
-        if not map_segment_over(
-            place, extent.size, path, extent, store=store, dir_fd=dir_fd, live=live, kept=kept if keep_open else None
-        ):
+        place, owner = address_in(mapping, extent.base, extent.size), kept if keep_open else None
+        alive = live and own in (0, extent.put_id)
+        if map_segment_over(place, extent.size, path, extent, store=store, dir_fd=dir_fd, live=alive, kept=owner):
+            continue
+        if otherwise is None:
+            return None
+        path = segment_path(otherwise, extent.segment)
+        if not map_segment_over(place, extent.size, path, extent, store=store, live=alive, kept=owner):
             return None
     end = max((-(-(extent.base + extent.size) // PAGE) * PAGE for _, extent in files), default=0)
     if size - end >= HUGE_PAGE and prices.prefers_huge():
@@ -385,6 +395,11 @@ class SegmentWriter:
     def is_reusable(self) -> bool:
         """Whether another put may fill the file, if this one isn't published."""
         return self.is_whole
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether what is filled is in the file at once, and not assembled in memory."""
+        return self._mapping is not None
 
     def allocate(self, header: Header, nbytes: int, guard: Guard, *, on_tmpfs: bool) -> None:
         """Makes room for the header and `nbytes` of data.

@@ -39,7 +39,7 @@ from msgspec import Meta
 from memstore._arguments import encode_key
 from memstore._parsing import UNDECODABLE, Document, read_texts, split_object
 from memstore._wording import short
-from memstore.engine.format.records import FILLING, LIVE, MUTABLE_MARK, STATE_NAMES, Path
+from memstore.engine.format.records import FILLING, LIVE, MUTABLE_MARK, STATE_NAMES, Path, SegmentExtent
 from memstore.errors import CorruptionError, UnsupportedValueError
 
 # --- the header of a safetensors file: its rules, for segments and for external files --------------------------------
@@ -308,6 +308,7 @@ HEAD_SIZE = 256  # bytes from the start of a file that tell readers which put it
 HEADER_MULTIPLE = 4096  # bytes: data starts on pages, so that it can be mapped
 _CACHED_END = 1 << 20  # bytes: tails of more entries are not kept in the cache
 PART_MARK = b"\xc1part"  # before the description of a part of a sharded value: no msgpack starts so
+DELTA_MARK = b"\xc1delta"  # before what a delta says of itself: `DeltaHeader`
 START = b'{"__metadata__":{"memstore":"'
 SLOTS_OFFSET = 8 + len(START)
 _SLACK_ROOM = 128  # bytes: the longest entry for the slack, and what closes the header
@@ -350,6 +351,37 @@ STORE_AT = SLOTS_OFFSET + SLOTS_SIZE
 def store_mark(store: str) -> str:
     """Returns the text that follows the slots in each header of a store."""
     return f'","store":{json.dumps(store)}'
+
+
+class DeltaHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What the header of a delta has in place of a description.
+
+    Attributes:
+        description: of the whole value.
+        nbytes: of its data section, the range of all files.
+        shares: the files of earlier versions that it shares.
+        own: the base of its own file.
+    """
+
+    description: bytes
+    nbytes: int
+    shares: tuple[SegmentExtent, ...]
+    own: int
+
+
+_decode_delta = msgspec.msgpack.Decoder(DeltaHeader).decode
+
+
+def encode_delta(said: DeltaHeader) -> bytes:
+    return DELTA_MARK + msgspec.msgpack.encode(said)
+
+
+def decode_delta(said: bytes) -> DeltaHeader:
+    """Decodes what the header of a delta says. Raises CorruptionError."""
+    try:
+        return _decode_delta(memoryview(said)[len(DELTA_MARK) :])
+    except UNDECODABLE as error:
+        raise CorruptionError(f"what it says of the files that it shares can't be read: {error}") from None
 
 
 _PUT = START + b"put=%016x"

@@ -52,6 +52,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     `segment` is 0 for a value that lies in `inline`, in the files that `adopted` names, or in several segments: those
     of a sharded value stand in `parts`, with `put_id` that of the first, and `size` their number.
 
+    A version that shares the files of earlier ones stands in `parts` too, without `boxes`: see `protocols/deltas.py`.
+
     `hosts` is None where all bytes are on this host. Else it names the member of the cluster where each segment of
     `parts` lies, or the external files do; a value in a single segment stands in `parts` then too, and keeps its
     `start`, which is 0 for a sharded one.
@@ -84,9 +86,14 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
             return self.mutable_kind
         if self.adopted is not None:
             return "adopted"
-        if self.parts is not None and not self.start:
+        if self.parts is not None and not self.start and self.boxes is not None:
             return "sharded"
         return "segment" if self.segment or self.parts is not None else "inline"
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether it shares files with earlier versions: its own is the last of `parts`, and has its put id."""
+        return self.parts is not None and self.boxes is None and self.hosts is None and not self.start
 
     @property
     def is_mutable(self) -> bool:
@@ -145,7 +152,8 @@ class SegmentRow(msgspec.Struct, frozen=True, array_like=True):
     key: bytes
     put_id: int
     state: int  # FILLING, PREPARED, LIVE or RETIRED
-    nbytes: int  # of the file
+    nbytes: int  # of the file; 0 where it was moved: a row of `spilled` has its bytes
+    shared: int = 0  # versions that name it beside the first: see `protocols/deltas.py`
 
 
 FILLING, LIVE, RETIRED = 1, 2, 3
@@ -176,13 +184,12 @@ def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> 
 # What a catalog has in place of a record that was damaged on the host that owned the key before. No checksum.
 DAMAGED_BEFORE = b"damaged"
 # msgpack's heads of arrays of that length: of records without their last two fields, without the last one, and whole
+_FOUR = b"\x94"  # of a segment's row
 _FIFTEEN, _SIXTEEN, _SEVENTEEN = b"\x9f", b"\xdc\x00\x10", b"\xdc\x00\x11"
 
 
 def _hash(key: bytes, body: bytes | memoryview) -> bytes:
-    """Returns the checksum of a row."""
-    if len(body) < LARGE_ROW:
-        return _digest(key + body)
+    """Returns the checksum of a large row, as `_digest(key + body)`."""
     state = xxhash.xxh3_64(key)
     state.update(body)
     return state.digest()
@@ -265,8 +272,13 @@ class Replaced(NamedTuple):
 
 def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
     """Decodes what a put needs of a record, in less time than `decode_record`."""
-    body = stored[_CHECKSUM:] if len(stored) < LARGE_ROW else memoryview(stored)[_CHECKSUM:]
-    if stored[:_CHECKSUM] != _hash(key, body):
+    if len(stored) < LARGE_ROW:
+        body = stored[_CHECKSUM:]
+        digest = _digest(key + body)
+    else:
+        body = memoryview(stored)[_CHECKSUM:]
+        digest = _hash(key, body)
+    if stored[:_CHECKSUM] != digest:
         raise _wrong_checksum(key, stored)
     try:
         head = _decode_head(body)
@@ -285,6 +297,8 @@ def replaced_by(key: bytes, stored: bytes | memoryview) -> Replaced:
 def encode_row(key: bytes, row: SegmentRow) -> bytes:
     """Encodes a row. `key` is that of the table, the segment's id."""
     body = _encode(row)
+    if not row.shared:  # as a store writes it that never had a delta, byte for byte
+        body = _FOUR + body[1:-1]
     return _digest(key + body) + body
 
 

@@ -13,9 +13,9 @@ import msgspec
 
 from memstore._wording import conflict, no_key
 from memstore.engine.files.segments import SealedSegment
-from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record
+from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record, SegmentExtent
 from memstore.engine.root import folder
-from memstore.engine.root.folder import CLUSTER, HISTORY, MUTABLE, QUOTAS, SHARDED, Feature
+from memstore.engine.root.folder import CLUSTER, DELTAS, HISTORY, MUTABLE, QUOTAS, SHARDED, Feature
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
 from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
@@ -52,6 +52,7 @@ class Change(msgspec.Struct, frozen=True):
             of a batch must follow one another: by that a repair knows that it has all files of the batch.
         seals: the put id of the mutable entry that the key must have; 0: it must have none.
         history: as of `Record`, from this version on; None: as the key has it.
+        shares: files of earlier versions that the content names too: see `deltas.py`.
     """
 
     key: bytes
@@ -62,6 +63,7 @@ class Change(msgspec.Struct, frozen=True):
     version: int | None = None
     seals: int = 0
     history: tuple[int, int] | None = None
+    shares: tuple[SegmentExtent, ...] = ()
 
 
 class MembershipChanged(Refusal):
@@ -181,6 +183,11 @@ def need_history(root: Root, deadline: float) -> None:
 def need_quotas(root: Root, deadline: float) -> None:
     """Lets the store have quotas. Raises CrossHostError if other hosts use it, or may come to."""
     _need(root, QUOTAS, deadline)
+
+
+def need_deltas(root: Root, deadline: float) -> None:
+    """Lets versions share files. Raises CrossHostError if other hosts use the store, or may come to."""
+    _need(root, DELTAS, deadline)
 
 
 def need_cluster(root: Root, deadline: float) -> None:

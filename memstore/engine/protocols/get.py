@@ -31,7 +31,7 @@ from typing import Any
 
 from memstore.engine.files.mapping import map_external
 from memstore.engine.files.segments import other_size
-from memstore.engine.format.records import Record, decode_external
+from memstore.engine.format.records import MUTABLE_MARK, Record, decode_external
 from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_served
 from memstore.engine.root.roots import Root, reopen_root
 from memstore.engine.root.storage import mapped_size
@@ -98,12 +98,17 @@ MISFIT: Any = object()
 
 
 def hold_at_once(root: Root, key: bytes) -> MappedEntry | None:
-    """Maps the entry of one key, in one try. Returns MISFIT if it was replaced meanwhile, or names several files."""
+    """Maps the entry of one key, in one try.
+
+    Returns MISFIT if it was replaced meanwhile, names several files, or is a mutable entry, which isn't for everybody.
+    """
     with root.guard:
         # 1. Read the record
         record = root.catalog.read(key)
         if record is None:
             return None
+        if record.description.startswith(MUTABLE_MARK):
+            return MISFIT
         if not record.segment:
             return MappedEntry(record) if record.adopted is record.parts is None else MISFIT
         if not root.storage.maps_at_once:
@@ -177,6 +182,7 @@ def damaged_entry(root: Root, key: bytes, record: Record) -> CorruptionError:
         except CorruptionError as error:
             return error
     root.check_missing()
+    root.storage.check_spill()
     name, files = key.decode(), files_of(root, record)
     for _, path, extent in root.storage.placed(record):
         with contextlib.suppress(OSError):

@@ -29,10 +29,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 import msgspec
 
+from memstore._telling import tell
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import KeptVersion, PinRow, Transaction
@@ -242,7 +244,7 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
 
     def end(transaction: Transaction) -> None:
         counters = transaction.counters()
-        before = counters.live
+        before = counters.sequence
         if ended is not None:
             keys = {ended.row.key}
             tables.delete_pin(transaction, ended.row)
@@ -258,7 +260,7 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
                 retire_live(transaction, counters, segment)
             if counters.quotas:
                 tables.free_in_quotas(transaction, key, nbytes)
-        if counters.live != before:
+        if counters.sequence != before:  # something was retired
             transaction.put_counters(counters)
 
     with root.guard:
@@ -296,11 +298,17 @@ def drop_oldest(root: Root, needed: int, deadline: float, prefix: bytes | None =
     Returns:
         Whether some went: none does where all of them would not be enough, as far as that can be told.
     """
-    return root.mutex.run(_drop_oldest, deadline, root, needed, prefix)
+    began = perf_counter()
+    count, nbytes = root.mutex.run(_drop_oldest, deadline, root, needed, prefix)
+    if count:
+        tell("evict", root.path, (), nbytes, began, count)
+    return count > 0
 
 
-def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> bool:
-    def drop(transaction: Transaction) -> bool:
+def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> tuple[int, int]:
+    """Returns how many versions went, and their bytes."""
+
+    def drop(transaction: Transaction) -> tuple[int, int]:
         pinned = pinned_versions(root, transaction, tables.pins_of(transaction))
         kept = [one for one in tables.kept_versions(transaction) if one.version not in pinned]
         if prefix is not None:
@@ -310,9 +318,10 @@ def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> bool:
         wanted = max(needed, total // _SHARE)
         counters, dropped = transaction.counters(), 0
         if prefix is not None and total < needed:
-            return False  # without all of them, there would be no room either
+            return 0, 0  # without all of them, there would be no room either
         if prefix is None and counters.capacity and counters.allocated - total + needed > counters.capacity:
-            return False
+            return 0, 0
+        count = 0
         for one in kept:
             if dropped >= wanted:
                 break
@@ -322,9 +331,10 @@ def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> bool:
             if key is not None:
                 tables.free_in_quotas(transaction, key, one.nbytes)
             dropped += max(one.nbytes, 1)
+            count += 1
         if kept:
             transaction.put_counters(counters)
-        return bool(kept)
+        return count, dropped
 
     with root.guard:
         return root.catalog.update(drop, is_delete=True)

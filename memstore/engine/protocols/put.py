@@ -53,19 +53,20 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TypeVar
 
 import msgspec
 
 from memstore import _wording as wording
+from memstore._telling import listening, tell
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.mapping import OwnedFile
 from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
 from memstore.engine.format.headers import Header, HeaderSlots
-from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentRow
+from memstore.engine.format.records import LIVE, Record, SegmentRow
 from memstore.engine.protocols.change import (
     SMALL,
     Change,
@@ -77,6 +78,7 @@ from memstore.engine.protocols.change import (
     mutable_entry,
     record_of,
 )
+from memstore.engine.protocols.deltas import DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
 from memstore.engine.protocols.history import drop_oldest, keep_replaced, with_history
 from memstore.engine.protocols.quotas import charge, charges_of
@@ -88,10 +90,11 @@ from memstore.engine.protocols.reuse import (
     is_filling,
     keep_file,
     replaced_file,
-    retire,
+    retire_row,
     take_kept_file,
     unclaim,
 )
+from memstore.engine.protocols.spill import make_room
 from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
@@ -127,6 +130,7 @@ class Draft(msgspec.Struct, frozen=True):
             or None if the store has none.
         seals, history: as in `Change`.
         size: of the file, which is a new one then; 0: the data may have one that is kept for reuse.
+        delta: of a value that shares the files of earlier versions.
     """
 
     key: bytes
@@ -137,6 +141,7 @@ class Draft(msgspec.Struct, frozen=True):
     seals: int = 0
     size: int = 0
     history: tuple[int, int] | None = None
+    delta: DeltaDraft | None = None
 
 
 def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -165,7 +170,8 @@ def retry_after_sweep(
 ) -> Result:
     """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
 
-    If there is still none, and versions are kept that were replaced, the oldest of these go, some at a time.
+    If there is still none, values move to the spill folder, where the store has one; and then, if versions are kept
+    that were replaced, the oldest of these go, some at a time.
 
     Args:
         key: what errors name, if the change is of a single key.
@@ -177,29 +183,44 @@ def retry_after_sweep(
     try:
         return make(root, change, deadline)
     except QuotaExceededError as error:
-        over = error.used + error.requested - error.quota
-        while drop_oldest(root, over, deadline, error.prefix.encode()):
-            with contextlib.suppress(QuotaExceededError):
-                return make(root, change, deadline)
-        raise
+        if not _drop_for_quota(root, error, deadline):
+            raise
     except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        if isinstance(error, MemoryError) or not is_full(error):
-            with resource_errors(root.path, key, root):
+        with resource_errors(root.path, key, root):
+            if isinstance(error, MemoryError) or not is_full(error):
                 raise
+            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
     with resource_errors(root.path, key, root):
         while True:
-            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
             try:
                 return make(root, change, deadline)
-            except OSError as error:  # replaced versions that are kept go before a put fails
-                needed = error.needed if isinstance(error, StoreFullError) else None
-                if not is_full(error) or not drop_oldest(root, needed or 0, deadline):
+            except QuotaExceededError as error:
+                if not _drop_for_quota(root, error, deadline):
                     raise
+            except OSError as error:
+                if not is_full(error) or not _find_room(root, error, deadline):
+                    raise
+
+
+def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> bool:
+    """Takes out kept versions of keys of a quota. Returns whether some went."""
+    return drop_oldest(root, error.used + error.requested - error.quota, deadline, error.prefix.encode())
+
+
+def _find_room(root: Root, error: OSError, deadline: float) -> bool:
+    """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
+    needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
+    if make_room(root, needed, deadline).nbytes:
+        return True
+    if not drop_oldest(root, needed, deadline):
+        return False
+    sweep_all(root, deadline)
+    return True
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     """Takes steps 2 to 5. After an error, it gives back what it has claimed."""
-    began = perf_counter() if _logs(logging.DEBUG) else 0.0
+    began = perf_counter() if listening.observer is not None or _logs(logging.DEBUG) else 0.0
     writers: list[SegmentWriter] = []
     changes: list[Change] = []
     for draft in drafts:  # before anything is claimed or copied
@@ -243,11 +264,12 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
     batch, is_mutable = writers[0].put_id if writers else 0, content.is_mutable
     size = header.nbytes + content.nbytes if is_mutable else draft.size
-    writer = claim(root, draft.key, header.nbytes, content.nbytes, batch, deadline, size=size)
+    nbytes = content.nbytes if draft.delta is None else draft.delta.nbytes
+    writer = claim(root, draft.key, header.nbytes, nbytes, batch, deadline, size=size)
     writers.append(writer)
 
     # 3. Fill. A full disk shows in `allocate` or in `seal`. A kill leaves a filling row, and the file unlocked.
-    writer.allocate(header, content.nbytes, root.guard, on_tmpfs=root.on_tmpfs)
+    writer.allocate(header, nbytes, root.guard, on_tmpfs=root.on_tmpfs)
     checksums = draft.fill(writer)
     segment = writer.seal(checksums, durable=root.storage.durable)
     if is_mutable:
@@ -257,6 +279,9 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
 
     if checksums is not None:
         content = msgspec.structs.replace(content, checksums=checksums)
+    if draft.delta is not None:
+        content, shares = draft.delta.placed(content, segment), draft.delta.shares
+        return Change(draft.key, content, draft.expect, segments=(segment,), history=draft.history, shares=shares)
     return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history)
 
 
@@ -362,7 +387,7 @@ class Publication:
         """Writes more rows, once the records are written. `version` is that of the first change."""
 
 
-class Committed(msgspec.Struct):
+class CommitResult(msgspec.Struct):
     """Result of a commit's transaction.
 
     Attributes:
@@ -387,7 +412,7 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
     while True:
         if root.lease[0]:
             root.check_lease()
-        membership = root.owners.membership_for(keys, deadline)
+        membership = 0 if root.owners.is_alone else root.owners.membership_for(keys, deadline)
         try:
             if membership is None or (membership and root.owners.replicates(keys)):
                 versions = elsewhere_of(root).commit(changes, deadline)
@@ -444,7 +469,7 @@ def _commit_locked(
     bells: Collection[int],
     publication: Publication | None,
     membership: int,
-) -> Committed:
+) -> CommitResult:
     """Takes step 4, under the mutex."""
     root.glance()  # the wait for the mutex may have been long: in a store that was moved meanwhile nothing is changed
     first, kept_file = changes[0], None
@@ -484,15 +509,16 @@ def _commit_locked(
 
 def _commit_inline_locked(
     root: Root, mutex: LockPage, key: bytes, content: Content, bells: Collection[int], membership: int
-) -> Committed:
+) -> CommitResult:
     """Takes step 4 for one inline value that goes over whatever its key has, in two thirds of the general form's time.
 
     No file becomes live, so no batch is noted, and of the record that is replaced only the segments are read.
     """
-    root.glance()  # the wait may have been long, as in `_commit_locked`
+    if monotonic() > root.look_again:  # as `Root.glance`: the wait may have been long, as in `_commit_locked`
+        root.check_in_place()
     inline = content.inline
 
-    def apply(transaction: Transaction) -> Committed:
+    def apply(transaction: Transaction) -> CommitResult:
         counters = transaction.counters()
         if counters.membership != membership:
             raise MembershipChanged
@@ -520,7 +546,7 @@ def _commit_inline_locked(
         for segment in segments:
             replace_segment(transaction, counters, segment)
         transaction.put_counters(counters)
-        return Committed([counters.version], counters, marked)
+        return CommitResult([counters.version], counters, marked)
 
     done = root.catalog.update(apply, most=MOST_FOR_VALUES if inline is not None and len(inline) > SMALL else None)
     if done.retired:
@@ -541,7 +567,7 @@ def _write_changes(
     kept_file: ReplacedFile | None,
     publication: Publication | None,
     transaction: Transaction,
-) -> Committed:
+) -> CommitResult:
     """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`.
 
     It is called again if the catalog's map had to grow.
@@ -555,6 +581,9 @@ def _write_changes(
         publication.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
+    for change in changes:
+        if change.shares:
+            share(transaction, change.shares)
     if counters.quotas:
         charge(transaction, charges_of(root, transaction, changes, found))
     versions = _assign_versions(changes, found, counters)
@@ -610,7 +639,7 @@ def _write_changes(
         publication.settle(transaction, counters, versions[0])
     counters.publications += 1
     transaction.put_counters(counters)
-    return Committed(versions, counters, retired, gone)
+    return CommitResult(versions, counters, retired, gone)
 
 
 def _is_noted(transaction: Transaction, change: Change) -> bool:
@@ -675,11 +704,10 @@ def replace_segment(
     """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
-        counters.live -= row.nbytes
         if kept_file is not None and kept_file.claim(transaction, counters, segment, row):
+            counters.live -= row.nbytes
             return True
-        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-        retire(transaction, counters, segment, row.nbytes)
+        retire_row(transaction, counters, segment, row)
     return False
 
 
@@ -699,7 +727,7 @@ def finish(root: Root, bells: Collection[int], counters: Counters, retired: int)
     for bell in bells:
         root.doorbell.wake(bell)
     root.check_in_place()
-    if root.owners.is_alone:
+    if root.owners.is_alone and monotonic() > root.look_for_agent:
         root.expect_others()
     if not (counters.retired or counters.held or counters.filling):
         return
@@ -806,8 +834,13 @@ def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: O
 def _tell(
     root: Root, drafts: Sequence[Draft], writers: Sequence[SegmentWriter], versions: Sequence[int], began: float
 ) -> None:
-    """Logs a put: one line for each key, with the time of all."""
+    """Tells of a put: to the log in one line for each key, with the time of all."""
     left, took = iter(writers), (perf_counter() - began) * 1e3
+    if listening.observer is not None:
+        keys = tuple([draft.key.decode() for draft in drafts])
+        tell(
+            "put", root.path, keys, sum([draft.content.nbytes or len(draft.content.objects) for draft in drafts]), began
+        )
     for draft, version in zip(drafts, versions, strict=True):
         where = "in the catalog"
         if draft.header is not None:

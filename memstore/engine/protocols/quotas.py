@@ -70,7 +70,7 @@ def charges_of(
 
 def _bytes_of(content: Content, change: Change) -> int:
     """Returns the `held_bytes` of the record that will be made."""
-    files = sum(segment.size for segment in change.segments)
+    files = sum(one.size for one in (*change.segments, *change.shares))
     return files or len(content.inline or b"") + len(content.objects)
 
 

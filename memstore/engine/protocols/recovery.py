@@ -189,8 +189,10 @@ def _mark(root: Root, segment: int, state: int) -> None:
 def _open_to_mark(root: Root, segment: int) -> OwnedFile | None:
     try:
         return OwnedFile(segment_path(root.segments, segment), os.O_RDWR, dir_fd=root.segments_fd)
+    except FileNotFoundError:  # or it was moved
+        return root.storage.open_spilled(segment)
     except OSError as error:
-        # missing; or another user's, killed before it got the store's group; or planted: not ours to mark
+        # another user's, killed before it got the store's group; or planted: not ours to mark
         if error.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EISDIR):
             raise
         return None
@@ -244,7 +246,7 @@ def check_headers(root: Root, most: int) -> None:
             except OSError:  # missing, or planted, or another user's
                 continue
             with file:
-                check_header(root, file.fd, segment, put_id, counters)
+                check_put_is_known(root, file.fd, segment, put_id, counters)
 
 
 def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int, int]]:
@@ -256,7 +258,7 @@ def _deletable(transaction: Transaction, most: int) -> tuple[Counters, dict[int,
     return transaction.counters(), {segment: row.put_id for segment, row in rows.items() if row is not None}
 
 
-def check_header(root: Root, fd: int, segment: int, put_id: int, counters: Counters) -> None:
+def check_put_is_known(root: Root, fd: int, segment: int, put_id: int, counters: Counters) -> None:
     """Raises CorruptionError if the file holds a later put than that one, and than all that the catalog knows of."""
     try:
         slots = read_slots(syscalls.read_at(fd, HEAD_SIZE, 0), root.settings.store)

@@ -37,7 +37,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import msgspec
+
 from memstore.engine import syscalls
+from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent, SegmentRow
@@ -55,19 +58,19 @@ def suits(size: int, need: int) -> bool:
 class Reuse:
     """Look of a claim for a file. It may be asked twice, if its transaction has to be repeated."""
 
-    __slots__ = ("_asked", "_need", "file", "refused", "row")
+    __slots__ = ("_has_chosen", "_need", "file", "refused", "row")
 
     def __init__(self, need: int) -> None:
-        self._need, self._asked = need, False
+        self._need, self._has_chosen = need, False
         self.file: ClaimedFile | None = None
         self.row: RetiredRow | None = None
         self.refused: list[RetiredRow] = []
 
     def take(self, root: Root, transaction: Transaction, counters: Counters) -> bool:
         """Locks a file, erases its put id, and claims it; sets the refused ones aside. Call it under the guard."""
-        was_asked, self._asked = self._asked, True
-        if not was_asked and counters.retired:
-            self._ask(root, transaction)
+        has_chosen, self._has_chosen = self._has_chosen, True
+        if not has_chosen and counters.retired:
+            self._choose(root, transaction)
         for row in self.refused:
             set_aside(transaction, counters, row)
         if self.row is None:
@@ -76,7 +79,7 @@ class Reuse:
         counters.retired -= self.row.size
         return True
 
-    def _ask(self, root: Root, transaction: Transaction) -> None:
+    def _choose(self, root: Root, transaction: Transaction) -> None:
         now = boot_clock()
         for row in root.storage.reusable(transaction, self._need):
             if not is_leased(transaction, row.segment, now):
@@ -114,9 +117,26 @@ def retire_live(transaction: Transaction, counters: Counters, segment: int) -> N
     """Retires the segment of a version that nothing names any more."""
     row = transaction.segment(segment)
     if row is not None and row.state == LIVE:
-        counters.live -= row.nbytes
-        transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-        retire(transaction, counters, segment, row.nbytes)
+        retire_row(transaction, counters, segment, row)
+
+
+def retire_row(transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> None:
+    """Retires a live segment, unless other versions name it too.
+
+    One that was moved is never used again: it is held at once, for a sweep to remove.
+    """
+    if row.shared:
+        transaction.put_segment(segment, msgspec.structs.replace(row, shared=row.shared - 1))
+        return
+    size = row.nbytes or tables.spilled_size(transaction, segment) or 0
+    counters.live -= row.nbytes
+    transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, size))
+    if row.nbytes:
+        retire(transaction, counters, segment, size)
+        return
+    counters.sequence += 1
+    counters.held += size
+    transaction.put_number("held", counters.sequence, segment)
 
 
 def begin_filling(
@@ -175,6 +195,8 @@ class ReplacedFile:
         """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
         root, size = self._root, row.nbytes
         self._row = None
+        if row.shared:
+            return False
         if size >= syscalls.HUGE_PAGE or size < max(self._need, self._before):
             return False
         if size > largest_for(min(self._need, self._before)):
@@ -404,7 +426,7 @@ DEFAULT_LEASE = 60.0  # seconds for the receiver of a pickled reference to arriv
 _LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
 
 
-def lease(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
+def lease_segments(root: Root, extents: Sequence[SegmentExtent], deadline: float, *, seconds: float) -> bool:
     """Keeps segments from being swept for `seconds`. Returns False if the contents of one are gone already."""
     until = boot_clock() + int(min(seconds, _LONGEST_LEASE) * 1e9)
 

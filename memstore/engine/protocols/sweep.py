@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from memstore._telling import tell
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
@@ -30,8 +31,9 @@ from memstore.engine.files.segments import erase_put_id, segment_path
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.history import end_dead_pins
-from memstore.engine.protocols.recovery import check_header, mark_retired
+from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
 from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
+from memstore.engine.protocols.spill import clear_away, remove_moved
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
 from memstore.engine.sync.primitives import boot_clock
@@ -46,13 +48,14 @@ _LOOK_FOR_DEAD = 1.0  # seconds between two looks of a process for dead writers,
 
 def needs_sweep(root: Root, counters: Counters) -> bool:
     """Returns whether a commit should be followed by a sweep."""
-    storage = root.storage
+    storage, looks, now = root.storage, root.sweeps, time.monotonic()
     is_over = counters.retired > 0 and counters.retired > storage.limit(counters)
-    if is_over and time.monotonic() > root.sweeps.looked_at_held + storage.sweep_every:
+    if is_over and now > looks.looked_at_held + storage.sweep_every:
         return True
-    return (counters.held > 0 and _may_look_at_held(root, counters)) or (
-        counters.filling > 0 and _may_look_for_dead(root, counters)
-    )
+    if counters.held > 0 and now > looks.looked_at_held + storage.look_every:
+        return True
+    ours = root.next_put.file.size if root.next_put.file is not None else 0
+    return counters.filling > ours and now > looks.looked_for_dead + _LOOK_FOR_DEAD
 
 
 def _may_look_at_held(root: Root, counters: Counters) -> bool:
@@ -74,6 +77,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
         drop_copies(root, deadline)
     end_expired(root, deadline)
     end_dead_pins(root, deadline)
+    clear_away(root, deadline)
     tables = ("retired", "held", "filling")
     rows = root.catalog.view(lambda transaction: sum(map(transaction.count, tables)))
     root.sweeps.looked_for_dead, root.sweeps.last_filling = 0.0, 0
@@ -102,6 +106,7 @@ def sweep_some(root: Root, files: int, deadline: float, *, keep: int | None = No
             close_unlinked(unlinked)
     if freed:
         took = (time.perf_counter() - began) * 1e3
+        tell("sweep", root.path, (), freed, began)
         log.debug("%s: swept %d bytes of files that nobody holds, %.3f ms", root.path, freed, took)
     return freed
 
@@ -259,6 +264,8 @@ def _unlink(
             return True
         if is_leased(transaction, segment, now):
             return False
+        if tables.spilled_size(transaction, segment) is not None and not remove_moved(root, transaction, segment):
+            return False
         try:
             file = root.storage.claim(segment)
         except FileNotFoundError:
@@ -267,7 +274,7 @@ def _unlink(
             if file is None:
                 return False
             fd = file.lock_file.fd
-            check_header(root, fd, segment, row.put_id, counters)
+            check_put_is_known(root, fd, segment, row.put_id, counters)
             if state == RETIRED:  # a reader may have opened it, to lock it when we are done: it must not know it then
                 erase_put_id(fd)
         removed = root.storage.unlink(segment, file)

@@ -12,10 +12,10 @@ The store has to be unused: whoever uses it holds a shared lock on its lock page
    can be repaired again; what was set aside is then missing, and so lost, as it was.
 7. Unlink the files that no entry names, and write the lock page anew, so that the next opener recovers.
 
-The new catalog has rows in the tables entries, history, quotas, segments and counters, and in those of a store that
-was served (`Membership`): nothing is being filled, kept for reuse, leased or pinned any more, and no attempt waits for
-parts. Tables of later versions are dropped on purpose, since nobody here can tell whether their rows are right;
-segments that only those name are files without an entry.
+The new catalog has rows in the tables entries, history, quotas, spilled, segments and counters, and in those of a store
+that was served (`KeptMembership`): nothing is being filled, kept for reuse, leased or pinned any more, and no attempt
+waits for parts. Tables of later versions are dropped on purpose: nobody here can tell whether their rows are right.
+Segments that only those name are files without an entry.
 
 Versions and numbers go on 2**32 above all that was seen.
 
@@ -88,6 +88,7 @@ from memstore.engine.root.filesystem import check_filesystem, lockers_of
 from memstore.engine.root.folder import CATALOG, CLUSTER, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings
 from memstore.engine.root.roots import close_unused
 from memstore.engine.root.shared import no_state, segments_of, shared_settings, state_of
+from memstore.engine.root.spill import missing_spill, spill_folder
 from memstore.engine.sync.pages import emptied, read_notes
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import NotAStoreError, StoreTimeoutError
@@ -112,7 +113,13 @@ def repair_store(
     with _taken(path, deadline_after(timeout)) as (path, segments, settings, lock_fd):  # step 1
         # 2. Read what is left.
         old = read_catalog(f"{path}/{CATALOG}", settings.store)
-        files = {file.segment: file for file in read_segments(segments, progress)}
+        spill = spill_folder(settings)
+        if spill is not None and not os.path.isdir(spill):  # what lies there would be given up for lost
+            if old.spilled or not old.is_sound:
+                raise missing_spill(path, spill)
+            spill = None
+        found = list(read_segments([segments] if spill is None else [segments, spill], progress))
+        files = _one_of_each(found, old)
         notes = read_notes(syscalls.read_at(lock_fd, syscalls.PAGE, 0))
 
         # 3. Choose. Up to here no file was changed.
@@ -126,6 +133,7 @@ def repair_store(
             merge=merge,
             is_joining=is_joining,
             is_served=CLUSTER in settings.features,
+            spill=spill,
         )
 
         # 4. Mend headers, set files aside. A kill leaves a store that is as damaged as before, and can be repaired
@@ -166,17 +174,37 @@ def repair_store(
         # 7. Give back the files that no entry names, and empty the lock page: its next opener sees that it is
         # nobody's, makes the mutex and wakes all. The inodes of lock page and doorbell stay.
         swept = 0
-        for file in choice.deletable():
+        second = [file for file in found if files[file.segment] is not file]  # of a move that a kill has cut short
+        for file in [*choice.deletable(), *second]:
             with contextlib.suppress(FileNotFoundError):
                 syscalls.unlink(file.path)
                 swept += file.size
         if settings.durable:
-            syscalls.sync_folder(segments)
+            for name in (segments, *([] if spill is None else [spill])):
+                syscalls.sync_folder(name)
         page = emptied(syscalls.read_at(lock_fd, syscalls.PAGE, 0), is_member=choice.membership.number > 0)
         syscalls.truncate(lock_fd, syscalls.PAGE)
         syscalls.write_at(lock_fd, page, 0)
         _mend_doorbell(path, settings)
     return RepairReport(_names(choice.entries), _names(choice.lost()), swept)
+
+
+def _one_of_each(found: Sequence[SegmentFile], old: OldCatalog) -> dict[int, SegmentFile]:
+    """Returns the file of each segment. Where one was being moved there are two: that of the put that its row names.
+
+    Else it is the one whose header says more, and of two that are the same the one that wasn't moved.
+    """
+    files: dict[int, SegmentFile] = {}
+
+    def merit(file: SegmentFile) -> tuple[bool, int]:
+        row, put_id = old.rows.get(file.segment), 0 if file.found is None else file.found.put_id
+        return put_id > 0 and row is not None and row.put_id == put_id, put_id
+
+    for file in found:
+        other = files.get(file.segment)
+        if other is None or merit(file) > merit(other):
+            files[file.segment] = file
+    return files
 
 
 class _Taken(NamedTuple):
@@ -236,11 +264,13 @@ def _taken(path: str, deadline: float) -> Generator[_Taken]:
 
 def _mark(choice: Choice, record: Record, extent: SegmentExtent, settings: Settings, state: int = LIVE) -> None:
     """Writes a segment's header anew, where it doesn't say what the record says. That of a replaced one is retired."""
+    if record.is_delta and extent.put_id != record.put_id:
+        return  # another version's, whose header says retired
     file = choice.files[extent.segment]
     found, header = file.found, choice.mended.get(extent.segment)
     slots = HeaderSlots(extent.put_id, state, record.version, *record.batch_at(settings.store))
     if header is None and found is not None:
-        if record.parts is None:  # it may have been put together with others
+        if record.parts is None or record.is_delta:  # it may have been put together with others
             slots = dataclasses.replace(slots, batch=found.batch, count=found.count)
         if (found.state, found.version, found.batch, found.count) == (state, record.version, slots.batch, slots.count):
             return
@@ -260,6 +290,7 @@ def _build(where: str, settings: Settings, choice: Choice) -> None:
         _write_rows(catalog, list(choice.replaced.items()), _put_replaced)
         _write_rows(catalog, list(choice.quotas().items()), _put_quota)
         _write_rows(catalog, list(choice.rows().items()), Transaction.put_segment)
+        _write_rows(catalog, list(choice.moved().items()), _put_moved)
         if choice.membership.number:
             catalog.create_served()
             rows = list(choice.membership.rows.items())
@@ -290,6 +321,10 @@ def _write_rows(
 
 def _put_replaced(transaction: Transaction, name: tuple[bytes, int], record: Record) -> None:
     tables.put_version(transaction, name[0], record)
+
+
+def _put_moved(transaction: Transaction, segment: int, size: int) -> None:
+    transaction.put_row(tables.SPILLED, tables.pack_number(segment), tables.pack_number(size))
 
 
 def _put_quota(transaction: Transaction, _: bytes, row: tables.QuotaRow) -> None:
@@ -367,7 +402,7 @@ Rows = dict[tuple[str, bytes], bytes]
 
 
 @dataclass(slots=True)
-class Membership:
+class KeptMembership:
     """The part that the repaired store has in a cluster.
 
     Attributes:
@@ -393,15 +428,15 @@ def said_of(old: OldCatalog) -> bytes | None:
 
 def membership_of(
     old: OldCatalog, files: dict[int, SegmentFile], store: str, unnamed: Iterable[SegmentFile]
-) -> Membership:
+) -> KeptMembership:
     """Chooses what a store keeps that was served.
 
     Args:
         unnamed: files of this store that say live, and that no entry names.
     """
     if old.is_sound and not old.counters.membership:
-        return Membership()  # nobody had told it yet who the members are
-    kept = Membership(old.counters.membership + 1, is_lost=said_of(old) is None)
+        return KeptMembership()  # nobody had told it yet who the members are
+    kept = KeptMembership(old.counters.membership + 1, is_lost=said_of(old) is None)
     dropped = {tables.COPIES} if old.is_sound else {tables.COPIES, tables.SESSIONS, tables.CALLS}
     if kept.is_lost:
         dropped.add(tables.CLUSTER)
@@ -422,7 +457,7 @@ def membership_of(
 
 
 def _keep_row(
-    kept: Membership,
+    kept: KeptMembership,
     old: OldCatalog,
     files: dict[int, SegmentFile],
     store: str,
@@ -462,6 +497,7 @@ class Choice:
         noted: the batch that was being published when the store was last used, or 0.
         publications_rung: how many publications the lock page has counted.
         is_served: it was served to other hosts, or about to be.
+        spill: the folder of files that were moved.
         membership: what it keeps of that.
         entries: what the new catalog is made of.
         replaced: by key and version, the replaced versions that it keeps.
@@ -480,7 +516,8 @@ class Choice:
     merge: MergeFound
     is_joining: IsJoining
     is_served: bool = False
-    membership: Membership = field(default_factory=Membership)
+    membership: KeptMembership = field(default_factory=KeptMembership)
+    spill: str | None = None
     entries: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     replaced: dict[tuple[bytes, int], Record] = field(default_factory=dict[tuple[bytes, int], Record])
     mended: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -500,7 +537,7 @@ class Choice:
         if self._is_older():
             self.old.is_older, self.old.is_sound = True, False
         # entries of its records whose files are there
-        by_put = {file.found.put_id: file for file in self._ours() if file.found is not None}
+        by_put = self._by_put()
         for key, record in self.old.records.items():
             kept = self._keep(key, record, by_put) if record.segments else record
             if kept is not None:
@@ -578,6 +615,9 @@ class Choice:
         """Returns the files with a header of this store."""
         return [file for file in self.files.values() if file.found is not None and file.found.store == self.store]
 
+    def _by_put(self) -> dict[int, SegmentFile]:
+        return {file.found.put_id: file for file in self._ours() if file.found is not None}
+
     def _keep(self, key: bytes, record: Record, by_put: dict[int, SegmentFile]) -> Record | None:
         """Returns the record, if all of its segments are there, under whatever names; else None."""
         extents: list[SegmentExtent] = []
@@ -601,8 +641,11 @@ class Choice:
         for file in (named, by_put.get(extent.put_id)):
             if file is None or not _fits(file, key, record, extent, self.store):
                 continue
-            if not (self.old.is_older and file.found is not None and file.found.state == RETIRED):
+            is_shared = record.is_delta and extent.put_id != record.put_id
+            if is_shared or not (self.old.is_older and file.found is not None and file.found.state == RETIRED):
                 return file.segment
+        if record.is_delta:
+            return None  # a header is made of a record that is one file's
         if named is None or named.size != extent.size or (named.found is not None and named.found.put_id):
             return None
         header = _mended(named, self.store, key, record, extent, self.mend)
@@ -622,6 +665,8 @@ class Choice:
         if found.version <= max(*known, self.old.counters.version if self.old.is_sound else 0, 0):
             return
         record = merged(files, self.merge) if is_part(files[0]) else files[0].record
+        if record is not None and record.is_delta:  # if the files are there that it shares
+            record = self._keep(key, record, self._by_put())
         if record is None:
             self.incomplete[key] = {file.segment for file in files}
         else:
@@ -686,12 +731,18 @@ class Choice:
 
     def rows(self) -> dict[int, SegmentRow]:
         """Returns the rows of the segments that are kept."""
-        named = {
-            extent.segment: SegmentRow(key, extent.put_id, LIVE, extent.size)
-            for key, record in [*self.entries.items(), *((key, one) for (key, _), one in self.replaced.items())]
-            for extent in self.here(record)
-        }
+        moved, named = self.moved(), dict[int, SegmentRow]()
+        for key, record in [*self.entries.items(), *((key, one) for (key, _), one in self.replaced.items())]:
+            for extent in self.here(record):
+                shared = named[extent.segment].shared + 1 if extent.segment in named else 0
+                size = 0 if extent.segment in moved else extent.size
+                named[extent.segment] = SegmentRow(key, extent.put_id, LIVE, size, shared)
         return {**self.membership.segments, **named}
+
+    def moved(self) -> dict[int, int]:
+        """Returns the sizes of the segments that are kept in the spill folder."""
+        spill, files = self.spill, [self.files[segment] for segment in self._used_here()]
+        return {file.segment: file.size for file in files if spill and os.path.dirname(file.path) == spill}
 
     def quotas(self) -> dict[bytes, tables.QuotaRow]:
         """Returns the quotas, by prefix, with what their keys take now."""
@@ -745,6 +796,8 @@ def _fits(file: SegmentFile, key: bytes, record: Record, extent: SegmentExtent, 
         *(store, key, extent.put_id, extent.start, extent.size),
     ):
         return False
+    if record.is_delta:
+        return True
     return is_part(file) if record.parts is not None and not record.start else found.nbytes == record.nbytes
 
 

@@ -29,6 +29,7 @@ from memstore.engine.catalog.tables import (
     HISTORY,
     QUOTAS,
     SERVED,
+    SPILLED,
     Counters,
     read_counters,
     read_quota,
@@ -36,13 +37,22 @@ from memstore.engine.catalog.tables import (
     read_version,
 )
 from memstore.engine.files.mapping import OwnedFile
-from memstore.engine.format.headers import HEAD_SIZE, PART_MARK, ParsedHeader, header_size, read_header
+from memstore.engine.format.headers import (
+    DELTA_MARK,
+    HEAD_SIZE,
+    PART_MARK,
+    ParsedHeader,
+    decode_delta,
+    header_size,
+    read_header,
+)
 from memstore.engine.format.records import (
     OBJECTS_IN_RECORD,
     Record,
     SegmentExtent,
     SegmentRow,
     decode_record,
+    encode_extents,
     is_mutable,
 )
 from memstore.engine.protocols.change import Content
@@ -64,6 +74,7 @@ class OldCatalog:
         is_older: what is there may be all of an earlier moment: whole, and not the truth.
         replaced: by key and version, the records of replaced versions that are kept.
         quotas: by prefix, how many bytes its keys may take.
+        spilled: segments whose files lie in the spill folder.
         damaged: keys whose records are damaged.
         served: by table and key, the rows of a store that was served to other hosts.
     """
@@ -73,6 +84,7 @@ class OldCatalog:
     records: dict[bytes, Record] = field(default_factory=dict[bytes, Record])
     quotas: dict[bytes, int] = field(default_factory=dict[bytes, int])
     replaced: dict[tuple[bytes, int], Record] = field(default_factory=dict[tuple[bytes, int], Record])
+    spilled: set[int] = field(default_factory=set[int])
     rows: dict[int, SegmentRow] = field(default_factory=dict[int, SegmentRow])
     damaged: set[bytes] = field(default_factory=set[bytes])
     served: dict[tuple[str, bytes], bytes] = field(default_factory=dict[tuple[str, bytes], bytes])
@@ -96,6 +108,8 @@ def read_catalog(folder: str, store: str) -> OldCatalog:
         elif table == HISTORY:
             name, record = read_version(key, value)
             old.replaced[name, record.version] = record
+        elif table == SPILLED:
+            old.spilled.add(int.from_bytes(key, "big"))
         elif table == QUOTAS:
             quota = read_quota(key, value)
             old.quotas[quota.prefix] = quota.limit
@@ -139,6 +153,22 @@ class SegmentFile:
 
 
 def _record(found: ParsedHeader, segment: int, size: int, changed: float) -> Record:
+    if found.description.startswith(DELTA_MARK):
+        said = decode_delta(found.description)
+        own = SegmentExtent(segment, found.put_id, size, found.start, said.own)
+        return Record(
+            version=found.version,
+            put_id=found.put_id,
+            segment=0,
+            size=1,
+            start=0,
+            nbytes=said.nbytes,
+            created=changed,
+            description=said.description,
+            objects=found.objects,
+            checksums=found.checksums,
+            parts=encode_extents((*said.shares, own)),
+        )
     large = len(found.objects) > OBJECTS_IN_RECORD
     return Record(
         version=found.version,
@@ -155,14 +185,14 @@ def _record(found: ParsedHeader, segment: int, size: int, changed: float) -> Rec
     )
 
 
-def read_segments(folder: str, progress: Progress | None) -> Iterator[SegmentFile]:
+def read_segments(folders: Sequence[str], progress: Progress | None) -> Iterator[SegmentFile]:
     """Yields every regular file that is named as a segment; other files are left alone."""
-    names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
-    total = sum(os.lstat(f"{folder}/{name}").st_size for name in names)
+    paths = [f"{folder}/{name}" for folder in folders for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
+    total = sum(os.lstat(path).st_size for path in paths)
     seen = 0
-    for name in names:
+    for path in paths:
         try:
-            file = _read_segment(f"{folder}/{name}", int(name[:16], 16))
+            file = _read_segment(path, int(os.path.basename(path)[:16], 16))
         except OSError:  # a link, a folder, another user's
             continue
         if file is not None:

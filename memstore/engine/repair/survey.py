@@ -311,6 +311,9 @@ class _CatalogWalk:
                 tables.read_quota(key, value)
             elif table == tables.PINS:
                 tables.read_pin(key, value)
+            elif table == tables.SPILLED:
+                check_row(table, key, value)
+                self._look_at_spilled(int.from_bytes(key, "big"))
             elif table in SERVED:
                 self._look_at_served(table, key, value)
             elif table != tables.CONTENTS:  # these are read with their parts
@@ -353,7 +356,8 @@ class _CatalogWalk:
             row = self._transaction.segment(extent.segment)
         except CorruptionError:
             return  # reported with its own table
-        if row is None or (row.key, row.put_id, row.state, row.nbytes) != (key, extent.put_id, LIVE, extent.size):
+        size = 0 if row is None else row.nbytes or tables.spilled_size(self._transaction, extent.segment)
+        if row is None or (row.key, row.put_id, row.state, size) != (key, extent.put_id, LIVE, extent.size):
             what = "there is none" if row is None else "is another put's"
             self._damage(f"the row of its segment disagrees with its record: {what}", key, extent.segment)
 
@@ -368,11 +372,21 @@ class _CatalogWalk:
                 record = self._transaction.record(row.key)
                 is_named = record is not None and any(extent.segment == segment for extent in self._here(record))
                 is_named = is_named or tables.is_kept(self._transaction, segment, row)
-                is_named = is_named or tables.is_of_history(self._transaction, segment, row)
+                count = tables.count_in_history(self._transaction, segment, row)
             except CorruptionError:
                 return
-            if not is_named:
+            if is_named or count:
+                others = count + is_named - 1
+                if row.shared != others:
+                    what = f"{others} other versions name its segment, and its row says {row.shared}"
+                    self._damage(what, row.key, segment)
+            else:
                 self._damage("the catalog calls its segment live, and no entry names it", row.key, segment)
+
+    def _look_at_spilled(self, segment: int) -> None:
+        row = self._transaction.segment(segment)
+        if row is None or row.state not in (LIVE, RETIRED) or (row.state == LIVE and row.nbytes):
+            self._damage("the catalog says that its file was moved, and its row says otherwise", None, segment)
 
     def _look_at_served(self, table: str, key: bytes, value: bytes) -> None:
         if table in tables.KEEPING:

@@ -20,7 +20,7 @@ from memstore._info import Progress, VerifyReport
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.files.segments import segment_path
-from memstore.engine.format.headers import PART_MARK, ParsedHeader, read_header
+from memstore.engine.format.headers import DELTA_MARK, PART_MARK, ParsedHeader, read_header
 from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentExtent
 from memstore.engine.index import find, keys_of_bytes_here
 from memstore.engine.protocols.elsewhere import MappedEntry
@@ -179,6 +179,9 @@ def _check_headers(root: Root, name: str, held: MappedEntry, *, state: int = LIV
         try:
             with held.header(extent) as header:
                 found = read_header(header, extent.size)
+            if record.is_delta:
+                _compare_delta(record, extent, found, _expected(record, extent, name, host), state)
+                continue
             expected = {**_expected(record, extent, name, host), "state": state}
             if not root.owners.is_alone and not found.version:  # of bytes that another host owns
                 expected["version"] = 0
@@ -190,6 +193,17 @@ def _check_headers(root: Root, name: str, held: MappedEntry, *, state: int = LIV
 
 
 _Facts = dict[str, object]
+
+
+def _compare_delta(record: Record, extent: SegmentExtent, found: ParsedHeader, expected: _Facts, state: int) -> None:
+    """Compares a header of a version that shares files. Those that it shares are another version's, and retired."""
+    said = _said(found, True)
+    names = ("put id", "store", "key")
+    if extent.put_id == record.put_id:
+        names = (*names, "version", "state", "kind", "checksums")
+        expected = {**expected, "state": state, "kind": DELTA_MARK, "checksums": record.checksums or None}
+        said |= {"kind": found.description[: len(DELTA_MARK)], "checksums": found.checksums}
+    _compare({name: said[name] for name in names}, expected)
 
 
 def _said(found: ParsedHeader, is_part: bool) -> _Facts:
@@ -243,7 +257,10 @@ def _of_the_folder(root: Root) -> Iterator[CorruptionError]:
     try:
         settings, ours = folder.read_settings(root.state), root.settings
         # other processes may have added features since
-        if settings is None or msgspec.structs.replace(settings, format=ours.format, features=ours.features) != ours:
+        if (
+            settings is None
+            or msgspec.structs.replace(settings, format=ours.format, features=ours.features, spill=ours.spill) != ours
+        ):
             raise MemstoreError("it is missing, or was changed since the store was opened")
     except (MemstoreError, OSError) as error:
         _raise_if_lack(root, error)

@@ -75,6 +75,14 @@ def check_filesystem(root: str, durability: Durability | None) -> int:
     return kind
 
 
+def mappings_lose_locks(path: str) -> bool:
+    """Returns whether mappings may keep no locks where a path lies, by the type of its file system; False: nowhere."""
+    try:
+        return _LOCAL.get(syscalls.filesystem_type(path), "overlay") == "overlay"
+    except FileNotFoundError:
+        return False
+
+
 def mappings_keep_locks(path: str) -> bool:
     """Finds out on `path`, which nobody locks, whether a mapping keeps a file's lock when the file is closed.
 

@@ -49,7 +49,7 @@ from memstore.errors import (
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-Feature = Literal["sharded", "mutable", "owners", "shared", "history", "quotas"]
+Feature = Literal["sharded", "mutable", "owners", "shared", "history", "quotas", "spill", "deltas"]
 
 FORMAT = 2  # the newest that can be read; a store has the oldest one that can say what it holds
 _PLAIN, _WITH_FEATURES = 1, 2
@@ -59,6 +59,8 @@ MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 CLUSTER: Feature = "owners"  # the store was served to other hosts: records name what lies there
 HISTORY: Feature = "history"  # versions that were replaced may stay readable: see `protocols/history.py`
 QUOTAS: Feature = "quotas"  # prefixes of keys have quotas: see `protocols/quotas.py`
+DELTAS: Feature = "deltas"  # versions may share files: see `protocols/deltas.py`
+SPILL: Feature = "spill"  # values may lie in a folder on a disk: see `spill.py`
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
 
 # What stores of several hosts don't have yet, and what to do instead.
@@ -68,6 +70,8 @@ _OF_ONE_HOST: dict[Feature, tuple[str, str]] = {
         "put without history=, and let each reader hold a store.ref(key)",
     ),
     QUOTAS: ("prefixes have quotas", "capacity= bounds what a host's part of it takes"),
+    DELTAS: ("versions share files", "put without delta_of="),
+    SPILL: ("values move to a disk", "leave spill= out"),
 }
 
 GRACE = 60.0  # seconds
@@ -110,6 +114,7 @@ class Settings(msgspec.Struct, frozen=True):
     unix_group: Annotated[int, Meta(ge=0, lt=1 << 32)] | None = None
     features: tuple[Feature, ...] = ()
     shared: Shared | None = None  # with the feature of that name
+    spill: str | None = None  # with the feature of that name: the folder of folders of values that were moved
 
     def with_feature(self, feature: Feature) -> Settings:
         """Adds a feature. A version of memstore that doesn't know it refuses the store from then on."""
@@ -148,8 +153,9 @@ def encode_settings(settings: Settings) -> bytes:
     written = msgspec.to_builtins(settings)
     if not settings.features:  # as before there were any
         del written["features"]
-    if settings.shared is None:
-        del written["shared"]
+    for name in ("shared", "spill"):
+        if written[name] is None:
+            del written[name]
     return msgspec.json.format(msgspec.json.encode(written)) + b"\n"
 
 
@@ -173,8 +179,9 @@ def decode_settings(text: bytes, path: str) -> Settings:
                 f"{path} has the feature {', '.join(unknown)}, which this version of memstore doesn't know: upgrade it"
             )
         settings = msgspec.json.decode(text, type=Settings)
-        if (settings.shared is None) == (SHARED in settings.features):
-            raise NotAStoreError(f"{path} is damaged: the feature {SHARED!r}, and what it says of it, go together")
+        for feature, said in ((SHARED, settings.shared), (SPILL, settings.spill)):
+            if (said is None) == (feature in settings.features):
+                raise NotAStoreError(f"{path} is damaged: the feature {feature!r}, and what it says of it, go together")
         return settings
     except UNDECODABLE as error:
         raise NotAStoreError(
@@ -230,24 +237,37 @@ def write_settings(root: str, settings: Settings) -> None:
     create_file(root, SETTINGS, encode_settings(settings), settings)
 
 
-def add_feature(root: str, settings: Settings, feature: Feature) -> Settings:
-    """Notes that the store uses a feature from here on. Under the store's mutex. Returns the settings that it has."""
+def add_feature(root: str, settings: Settings, feature: Feature, spill: str | None = None) -> Settings:
+    """Notes that the store uses a feature from here on. Under the store's mutex. Returns the settings that it has.
+
+    Args:
+        spill: with the feature of that name.
+    """
     present = read_settings(root)
     if present is None or present.store != settings.store:
         raise NotAStoreError(f"{root} is another store now, or none: open it again")
-    if feature in _OF_ONE_HOST and (CLUSTER in present.features or present.shared is not None):
-        what, instead = _OF_ONE_HOST[feature]
-        raise CrossHostError(f"{root} is the store of several hosts, and {what} in a store of one host only: {instead}")
+    check_one_host(root, present, feature)
     of_one_host = [_OF_ONE_HOST[one][0] for one in present.features if one in _OF_ONE_HOST]
     if feature == CLUSTER and of_one_host:
         raise NotServedError(
             f"{root} can't be served, since {' and '.join(of_one_host)} in a store of one host only, as this one has "
             "been: serve an empty folder, and put the values there"
         )
+    found = present
     if feature not in present.features:
         present = present.with_feature(feature)
+    if spill is not None:
+        present = msgspec.structs.replace(present, spill=spill)
+    if present != found:
         write_settings(root, present)
     return present
+
+
+def check_one_host(root: str, settings: Settings, feature: Feature) -> None:
+    """Raises CrossHostError for a feature that stores of several hosts don't have, in such a store."""
+    if feature in _OF_ONE_HOST and (CLUSTER in settings.features or settings.shared is not None):
+        what, instead = _OF_ONE_HOST[feature]
+        raise CrossHostError(f"{root} is the store of several hosts, and {what} in a store of one host only: {instead}")
 
 
 def create_file(root: str, name: str, content: bytes, settings: Settings) -> None:
@@ -286,18 +306,22 @@ def give_to_group(fd: int, settings: Settings) -> None:
         os.fchmod(fd, settings.file_mode)
 
 
-def absolute_path(path: object) -> str:
-    """Returns the folder of a store, as a caller names it. Raises TypeError, ValueError for what is none."""
+def absolute_path(path: object, name: str = "root") -> str:
+    """Returns the folder of a store, as a caller names it. Raises TypeError, ValueError for what is none.
+
+    Args:
+        name: of the caller's argument, for errors.
+    """
     found: Any = path
     if isinstance(path, os.PathLike):
         found = os.fspath(cast("os.PathLike[str]", path))
     if not isinstance(found, str) or not found:  # "" would be the working directory
         instead = ", whose root is one" if hasattr(found, "put_many") else ""
-        raise TypeError(f"root is the path of a folder, and not {found!r:.100}{instead}")
+        raise TypeError(f"{name} is the path of a folder, and not {found!r:.100}{instead}")
     if "://" in found:
-        raise ValueError(f"root is a folder of this host, or of storage that is mounted there, and not {found!r}")
+        raise ValueError(f"{name} is a folder of this host, or of storage that is mounted there, and not {found!r}")
     if "\0" in found:
-        raise ValueError(f"root is the path of a folder, and {found!r} has a NUL")
+        raise ValueError(f"{name} is the path of a folder, and {found!r} has a NUL")
     return os.path.abspath(found)
 
 
@@ -482,6 +506,7 @@ _LEFT_BY_SERVING = {
     AGENT_LOCK,
     AGENT_LOG,
     "cluster",
+    "relays",
     "secret",
     "transport",
 }  # what serving a store leaves in its folder
@@ -537,6 +562,9 @@ def discard(root: str, settings: Settings | None) -> None:
     is_durable = settings is None or settings.durable
     if is_durable:
         syscalls.sync_folder(root)
+    if settings is not None and settings.spill is not None:  # while something names it
+        with contextlib.suppress(OSError):  # the disk isn't there
+            _remove_folder(f"{settings.spill}/{settings.store}")
     with contextlib.suppress(FileNotFoundError):
         syscalls.unlink(f"{root}/{SETTINGS}")
     for name in os.listdir(root):

@@ -151,7 +151,7 @@ class Root:
     owners: Owners = ALONE  # of its keys, as far as this process knows
     connect: Callable[[Root | None], Any] | None = None  # makes the `owners` of a served root; of None it imports alone
     lease: Any = NO_LEASE  # an array of one number: until when this process may use the store; 0: for ever
-    look_for_agent: float = 0.0  # when `expect_others` looks again, monotonic
+    look_for_agent: float = 0.0  # until when nobody calls `expect_others`, monotonic
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
     state: str = field(init=False)
@@ -273,14 +273,13 @@ class Root:
     def expect_others(self) -> None:
         """Imports what `connect` needs, in a thread, once an agent serves the root: it takes 0.1 s.
 
-        Else the first put of this process after the host has become a member would wait for that.
+        Else the first put of this process after the host has become a member would wait for that. To be called when
+        `look_for_agent` is over.
         """
-        now = monotonic()
-        if now > self.look_for_agent:
-            self.look_for_agent = now + _LOOK_FOR_AGENT
-            if self.connect is not None and os.path.exists(f"{self.state}/{AGENT_LOCK}"):
-                self.look_for_agent = inf
-                threading.Thread(target=self.connect, args=(None,), name="import", daemon=True).start()
+        self.look_for_agent = monotonic() + _LOOK_FOR_AGENT
+        if self.connect is not None and os.path.exists(f"{self.state}/{AGENT_LOCK}"):
+            self.look_for_agent = inf
+            threading.Thread(target=self.connect, args=(None,), name="import", daemon=True).start()
 
     def member_id(self) -> bytes:
         """Returns the store's name as a member of a cluster: its id, 16 bytes. Raises NotAStoreError."""

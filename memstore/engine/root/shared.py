@@ -156,22 +156,18 @@ def new_shared(settings: Settings, *, maps: bool) -> Settings:
 
 def _make_shared(root: str, settings: Settings) -> Settings | None:
     try:
-        _check_empty(root)
+        left = [name for name in os.listdir(root) if name != folder.SEGMENTS and not folder.is_unfinished(name)]
+        if left:
+            folder.check_empty(root)
+            raise NotServedError(
+                f"{root} has {left[0]!r} of a store that was begun without --shared: choose an empty folder"
+            )
     except (NotAStoreError, NotServedError):
         if made_meanwhile := folder.read_settings(root):  # by another host: its settings are what was found there
             return made_meanwhile
         raise
     _link_settings(root, settings)
     return folder.read_settings(root)
-
-
-def _check_empty(root: str) -> None:
-    left = [name for name in os.listdir(root) if name != folder.SEGMENTS and not folder.is_unfinished(name)]
-    if left:
-        folder.check_empty(root)
-        raise NotServedError(
-            f"{root} has {left[0]!r} of a store that was begun without --shared: choose an empty folder"
-        )
 
 
 def _link_settings(root: str, settings: Settings) -> None:

@@ -11,6 +11,7 @@ ask which one it is (docs/decisions/028).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from abc import ABC, abstractmethod
@@ -32,7 +33,9 @@ from memstore.engine.files.segments import (
     segment_path,
 )
 from memstore.engine.format.records import Extent, Record, SegmentExtent, base_after, end_of
-from memstore.engine.root.folder import Settings
+from memstore.engine.root.filesystem import mappings_lose_locks
+from memstore.engine.root.folder import SETTINGS, Settings, read_settings
+from memstore.engine.root.spill import missing_spill, spill_folder
 from memstore.errors import CorruptionError, MemstoreError, NotAStoreError, PermissionDeniedError, StoreClosedError
 
 OPEN_AGAIN = "open the store again, where it is now"
@@ -234,6 +237,17 @@ class StorageDriver(ABC):
         remove_file(segment_path(self.path, segment), self.fd)
         return None if file is None else file.lock_file
 
+    def spill_folder(self) -> str | None:
+        """Returns the folder of values that were moved to a disk; None: this store moves none."""
+        return None
+
+    def open_spilled(self, segment: int) -> LockFile | None:
+        """Opens the file of a value that was moved; None if it isn't there."""
+        return None
+
+    def check_spill(self) -> None:  # noqa: B027 - most stores have none
+        """Raises StorageError if the folder of moved values isn't there."""
+
     # --- errors -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -270,15 +284,25 @@ class LocalFiles(StorageDriver):
 
     keeps_open: ClassVar[bool] = False  # a file that is mapped
 
+    def __init__(self, places: StorePaths, settings: Settings) -> None:
+        super().__init__(places, settings)
+        self._spill = spill_folder(settings)
+        self._settings_read: int = 0  # the inode of the settings that say so
+
     def map(self, record: Record, *, live: bool = False) -> Mapping | None:
         if self.fd < 0:
             raise self.closed_error()
         if not record.segment:
             extents = record.segments
-            return self._map_all(extents, mapped_size(record, extents), live=live)
+            own = record.put_id if record.is_delta else 0
+            return self._map_all(extents, mapped_size(record, extents), live=live, own=own)
         path = segment_path(self.path, record.segment)
         extent = SegmentExtent(record.segment, record.put_id, record.size, record.start)
-        return map_segment(path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
+        found = map_segment(path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
+        if found is None and (folder := self.spill_folder()) is not None:  # it may have been moved
+            path, keep_open = segment_path(folder, record.segment), mappings_lose_locks(folder)
+            return map_segment(path, extent, store=self.store, live=live, keep_open=keep_open)
+        return found
 
     def map_segment(self, extent: SegmentExtent, *, live: bool = False, writable: bool = False) -> Mapping | None:
         if self.fd < 0:
@@ -300,11 +324,52 @@ class LocalFiles(StorageDriver):
     def check_writable(self) -> None:
         """Does nothing: all of them can."""
 
-    def _map_all(self, extents: Sequence[SegmentExtent], size: int, *, live: bool) -> Mapping | None:
+    def _map_all(self, extents: Sequence[SegmentExtent], size: int, *, live: bool, own: int = 0) -> Mapping | None:
         if self.fd < 0:
             raise self.closed_error()
         files = [(segment_path(self.path, extent.segment), extent) for extent in extents]
-        return map_segments(files, size, store=self.store, dir_fd=self.fd, live=live, keep_open=self.keeps_open)
+        keep_open = self.keeps_open
+        found = map_segments(files, size, store=self.store, dir_fd=self.fd, live=live, own=own, keep_open=keep_open)
+        if found is None and (spill := self.spill_folder()) is not None:
+            keep_open = keep_open or mappings_lose_locks(spill)
+            fd = self.fd
+            return map_segments(
+                files, size, store=self.store, dir_fd=fd, live=live, own=own, keep_open=keep_open, otherwise=spill
+            )
+        return found
+
+    def placed(self, record: Record) -> list[PlacedSegment]:
+        found = super().placed(record)
+        spill = self._spill
+        if spill is None:
+            return found
+        return [
+            one if os.path.lexists(one.path) else one._replace(path=segment_path(spill, one.extent.segment))
+            for one in found
+        ]
+
+    def spill_folder(self) -> str | None:
+        """As in the driver. Another process may have named it: what it has written is read here."""
+        try:
+            inode = os.stat(f"{self.root}/{SETTINGS}").st_ino
+            if inode != self._settings_read:
+                settings = read_settings(self.root)
+                if settings is not None and settings.store == self.store:
+                    self._spill, self._settings_read = spill_folder(settings), inode
+        except (OSError, MemstoreError):  # the store is being removed, which others say
+            pass
+        return self._spill
+
+    def open_spilled(self, segment: int) -> LockFile | None:
+        folder = self.spill_folder()
+        with contextlib.suppress(OSError):  # missing, planted, another user's
+            return None if folder is None else LockFile(segment_path(folder, segment), os.O_RDWR)
+        return None
+
+    def check_spill(self) -> None:
+        folder = self.spill_folder()
+        if folder is not None and not os.path.isdir(folder):
+            raise missing_spill(self.root, folder)
 
     def room_for(self, nbytes: int) -> int:
         return size_class(nbytes)

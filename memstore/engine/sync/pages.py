@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from memstore._threads import Hooks, around_forks
 from memstore.engine import syscalls
 from memstore.engine.sync.primitives import Refusal, RobustMutex, SharedPage, Watch, boot_id
-from memstore.engine.sync.replay_state import RingNumbers
+from memstore.engine.sync.replay_state import RING_AT, RingNumbers
 from memstore.engine.syscalls import Structure, Uint32, Uint64
 from memstore.errors import (
     CorruptionError,
@@ -173,19 +173,19 @@ def _boot_words() -> tuple[int, int]:
 # --- the notes, without a LockPage -----------------------------------------------------------------------------------
 
 
-class Notes(NamedTuple):
+class LockPageNotes(NamedTuple):
     """Two notes of a lock page; both are 0 where the page is damaged."""
 
     batch: int = 0
     publications_rung: int = 0
 
 
-def read_notes(content: bytes | bytearray) -> Notes:
+def read_notes(content: bytes | bytearray) -> LockPageNotes:
     """Returns the notes in the content of a lock page that nobody uses."""
     if not is_lock_page(content):
-        return Notes()
+        return LockPageNotes()
     words = LockNotes.from_buffer_copy(content)
-    return Notes(words.batch, words.publications_rung)
+    return LockPageNotes(words.batch, words.publications_rung)
 
 
 def emptied(content: bytes | bytearray, *, is_member: bool) -> bytes:
@@ -277,6 +277,32 @@ def check_page(content: bytes | bytearray | memoryview, capacity: int) -> None:
         detail = f"{len(content):,} bytes have no room for a control page"
         raise CorruptionError(detail)
     _check_words(_ControlWords.from_buffer_copy(content), capacity, None)
+
+
+class ControlNumbers(NamedTuple):
+    """Numbers of a control page, as they are read without its mutex, for people.
+
+    Attributes:
+        length: how many rows of a dataset are whole.
+        added, rows, sampled: of a replay buffer: as in `RingNumbers`.
+        is_sealed: the entry is an ordinary one by now.
+    """
+
+    length: int
+    added: int
+    rows: int
+    sampled: int
+    is_sealed: bool
+
+
+def read_numbers(page: bytes) -> ControlNumbers | None:
+    """Reads the numbers of a control page that was copied; None if it isn't one."""
+    if len(page) < CONTROL_SIZE:
+        return None
+    words, ring = _ControlWords.from_buffer_copy(page), RingNumbers.from_buffer_copy(page, RING_AT)
+    if words.identity[0] != _CONTROL_MAGIC:
+        return None
+    return ControlNumbers(words.length, ring.added, ring.rows, ring.sampled, words.state == SEALED)
 
 
 class ControlPage(RobustMutex):

@@ -1,8 +1,9 @@
-"""TorchRL's replay buffers with rows in a store. The guide: docs/torchrl.md. It needs torchrl, which you install.
+"""TorchRL's replay buffers and weights in a store. The guide: docs/torchrl.md. It needs torchrl, which you install.
 
 rows       the rows of a storage, as processes read and write them, without torchrl: a batch is whole or absent
 storage    MemstoreStorage, what TorchRL calls a storage; what `dumps` and `loads` of a buffer do with the rows; and
            MemstoreWriter, whose cursor all processes share
+weights    MemstoreWeightSyncScheme: the weights of collectors
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
         MemstoreStorage,
         MemstoreWriter,
     )
+    from memstore.integrations.torchrl.weights import MemstoreWeightSyncScheme
 
-__all__ = ["CopyCheckpointer", "InPlaceCheckpointer", "MemstoreStorage", "MemstoreWriter"]
+__all__ = ["CopyCheckpointer", "InPlaceCheckpointer", "MemstoreStorage", "MemstoreWeightSyncScheme", "MemstoreWriter"]
 __dir__ = offered(__all__)
 
 
@@ -33,11 +35,12 @@ if not TYPE_CHECKING:  # for a type checker any name would be there
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
             with between_forks():
-                storage = importlib.import_module(f"{__name__}.storage")
+                module = "weights" if name == "MemstoreWeightSyncScheme" else "storage"
+                found = importlib.import_module(f"{__name__}.{module}")
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] != "torchrl":
                 raise
             raise MissingPackageError(
                 f"{name} needs the package torchrl, which isn't installed: pip install 'torchrl>=0.14.1,<0.15'"
             ) from None
-        return getattr(storage, name)
+        return getattr(found, name)

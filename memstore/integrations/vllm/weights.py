@@ -17,9 +17,9 @@ import torch
 
 from memstore._compat import TorchDispatchMode
 from memstore.errors import ContentionError, CrossHostError, KeyNotFoundError, ReadOnlyError, VersionGoneError
+from memstore.store.named_weights import named_weights
 from memstore.store.opening import open as open_store
 from memstore.store.store import Store
-from memstore.store.weights import named_leaves
 
 CHANGED = "/changed"
 BASE, WEIGHTS = "base", "weights"
@@ -98,7 +98,7 @@ def take_round(store: Store, place: Place, wanted: Round) -> TakenWeights:
         ValueError: what has changed belongs to another version of the whole.
     """
     key = place.key
-    tensors = named_leaves(key, store.view(key, device="cpu", version=wanted.version), place.prefix, place.rename)
+    tensors = named_weights(key, store.view(key, device="cpu", version=wanted.version), place.prefix, place.rename)
     if not wanted.changed:
         return TakenWeights(tensors, frozenset())
     changes = store.view(key + CHANGED, device="cpu", version=wanted.changed)
@@ -107,7 +107,7 @@ def take_round(store: Store, place: Place, wanted: Round) -> TakenWeights:
             f"version {wanted.changed} of {key + CHANGED!r} has what has changed since version {int(changes[BASE])} of "
             f"{key!r}, and not since version {wanted.version}"
         )
-    changed = named_leaves(key + CHANGED, changes[WEIGHTS], place.prefix, place.rename)
+    changed = named_weights(key + CHANGED, changes[WEIGHTS], place.prefix, place.rename)
     return TakenWeights({**tensors, **changed}, frozenset(changed))
 
 

@@ -6,6 +6,7 @@ No test's own module is imported there, which would take longer than what it doe
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import time
@@ -22,6 +23,7 @@ from memstore.engine import elsewhere_of
 from tests.inside import root_of
 
 MOVED = 4 << 20  # bytes of the values that are moved
+LONGEST = 60.0  # seconds
 WHOLE = 50_000  # floats of a value: more than a record has room for
 
 
@@ -368,3 +370,70 @@ def bytes_left(store: memstore.Store) -> tuple[int, int]:
     store.gc()
     stats = store.stats()
     return stats.filling_bytes, stats.live_bytes
+
+
+# --- weights for many hosts ---------------------------------------------------------------------------------------
+
+
+def put_weights(store: memstore.Store, nbytes: int, value: float) -> int:
+    half = torch.full((nbytes // 8 // 1024, 1024), value)
+    return store.put("weights/k", {"weight": half, "bias": half + 0}, timeout=LONGEST)
+
+
+def put_weights_in_parts(store: memstore.Store, nbytes: int, value: float) -> None:
+    whole = (nbytes // 4 // 1024, 1024)
+    for rank in range(2):
+        half = torch.full((whole[0] // 2, 1024), value)
+        part = {"weight": TensorShard(half, whole, (rank * len(half), 0))}
+        store.put_sharded("weights/k", part, attempt=str(value), rank=rank, world_size=2, wait=rank == 1)
+
+
+def read_when_told(channel: Connection, root: str, how: str, newer_than: int) -> None:
+    """Sends the value of all elements, once somebody has sent something."""
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {os.uname().nodename} %(message)s")
+    with memstore.open(root, "r+") as store:
+        channel.send("ready")
+        channel.recv()
+        channel.send(_follow(store) if how == "follow" else _read_weights(store, how, newer_than))
+
+
+def _read_weights(store: memstore.Store, how: str, newer_than: int) -> float:
+    if how == "iter_weights":
+        found = memstore.iter_weights(store, "weights/k", newer_than=newer_than or None, timeout=LONGEST)
+        tensors = [tensor for _, tensor in found]
+    elif how == "load_model":
+        store.wait("weights/k", newer_than=newer_than, timeout=LONGEST)
+        rows = store.info("weights/k").nbytes // 8 // 1024
+        model = torch.nn.Linear(1024, rows)
+        model.bias = torch.nn.Parameter(torch.empty(rows, 1024))
+        store.load_model("weights/k", model, newer_than=newer_than, timeout=LONGEST)
+        tensors = [tensor.detach() for tensor in model.parameters()]
+    else:
+        store.wait("weights/k", newer_than=newer_than, timeout=LONGEST)
+        value = store.get("weights/k", timeout=LONGEST) if how == "get" else store.view("weights/k")
+        tensors = [tensor[:] for tensor in value.values()]
+    (value,) = {float(end) for tensor in tensors for end in (tensor.min(), tensor.max())}
+    return value
+
+
+def _follow(store: memstore.Store) -> list[int]:
+    """Returns the versions of five gets, each whole, of the newest."""
+    versions: list[int] = []
+    for _ in range(5):
+        store.wait("weights/k", newer_than=versions[-1] if versions else 0, timeout=LONGEST)
+        ref = store.ref("weights/k")
+        value = ref.get()
+        assert value["weight"].min() == value["bias"].max(), "torn"
+        versions.append(ref.version)
+    return versions
+
+
+def put_again_and_again(channel: Connection, root: str, nbytes: int) -> None:
+    """Until the process is killed."""
+    with memstore.open(root, "r+") as store:
+        number = 0
+        while True:
+            put_weights(store, nbytes, float(number))
+            if not number:
+                channel.send(None)
+            number += 1

@@ -34,10 +34,14 @@ class ServedHosts:
         hosts: whose processes, and `/dev/shm`, are its own.
         secret: the file of the cluster's secret.
         logs: a folder for what the agents print.
+
+    Attributes:
+        always: options of each agent that is given none.
     """
 
     def __init__(self, hosts: Hosts, secret: Path, logs: Path) -> None:
         self.hosts = hosts
+        self.always: tuple[str, ...] = ()
         self._secret, self._logs = secret, logs
         self._agents: dict[int, subprocess.Popen[Any]] = {}
         self._before: dict[int, Sequence[str]] = {}
@@ -79,7 +83,7 @@ class ServedHosts:
         elif options:  # as people do; else without the command line's own imports
             words = ["memstore", "serve", ROOT, "--address", self.address(number), *joins, *options]
         else:
-            words = [AGENT, ROOT, self.address(number), *joins]
+            words = [AGENT, ROOT, self.address(number), *joins, *self.always]
         with open(self._logs / f"host{number}.log", "ab") as log:
             self._agents[number] = self.hosts[number].popen(
                 [*before, sys.executable, "-m", *words], env=self.environment, stdout=log, stderr=log
@@ -193,15 +197,23 @@ class ServedHosts:
         if server is not None:
             server.close()
 
-    def begin_anew(self, number: int, before: Sequence[str] = ()) -> None:
-        """As after a reboot: its processes are gone, and what was in its memory. It is removed, and served anew."""
+    def begin_anew(self, number: int, before: Sequence[str] = (), *, by_clock: bool = False) -> None:
+        """As after a reboot: its processes are gone, and what was in its memory. It is removed, and served anew.
+
+        Args:
+            by_clock: nobody removes it: the seed does, or who takes over from it, when its lease is over.
+        """
         self.kill_host(number)
         self.hosts[number].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=LONG)
         other = (number + 1) % len(self.hosts)
-        if self.seed() == number:
-            done = self.command(other, "promote", ROOT)
-            assert done.returncode == 0, done.stderr
-        self.remove(number, by=other)
+        if by_clock:
+            left = len(self.hosts) - 1
+            wait_until(lambda: len(self.view(other)["members"]) == left, f"{number} is removed", 2 * LONG)
+        else:
+            if self.seed() == number:
+                done = self.command(other, "promote", ROOT)
+                assert done.returncode == 0, done.stderr
+            self.remove(number, by=other)
         self.serve(number, before=before)
         self.wait_for_members(len(self.hosts))
 

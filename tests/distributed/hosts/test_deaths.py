@@ -5,7 +5,8 @@ processes, agents and hosts are killed; links are cut; other hosts are promoted.
 *loss* in the history: values above 64 KiB that clients of the lost host had put, all that they had put into groups that
 it owned, and of these groups what nobody has acknowledged.
 
-`make test-full` goes on for twenty minutes; MEMSTORE_DEATHS_SECONDS is another time.
+`make test-full` goes on for twenty minutes. In half of them hosts hold leases, and a clock removes some of those that
+are lost; MEMSTORE_DEATHS_SECONDS is another time.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.distributed.hosts import actions, clients
-from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, empty
+from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, empty, wait_until
 from tests.distributed.hosts.test_faults import Load, draw_fault, heal
 from tests.examples import IS_FULL
 from tests.support.history import UNKNOWN, Operation, check, read_history
 from tests.support.hosts import Hosts, why_unavailable
 
-pytestmark = [] if "MEMSTORE_DEATHS_SECONDS" in os.environ else [pytest.mark.full]  # four hosts: half a minute of CPU
 HOSTS = 4
-SECONDS = float(os.environ.get("MEMSTORE_DEATHS_SECONDS", "1200" if IS_FULL else "1"))
+LEASE = 30  # seconds
+SECONDS = float(os.environ.get("MEMSTORE_DEATHS_SECONDS", "600" if IS_FULL else "1"))  # of each of two runs
 QUIET = 2.5  # seconds after a fault in which owners tell hosts what they couldn't: a death before is a second failure
 GROUPS = [key.partition("/")[0] for key in clients.KEYS]
 SIZES = ("small", "large")
@@ -44,12 +46,16 @@ def machines() -> Iterator[Hosts]:
         yield hosts
 
 
-@pytest.fixture
-def cluster(machines: Hosts, tmp_path: Path) -> Iterator[ServedHosts]:
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.full)], ids=["by people", "with leases"])
+def cluster(machines: Hosts, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ServedHosts]:
     with empty(machines, tmp_path) as served:
+        if request.param:
+            served.always = (f"--remove-after={LEASE}", "--promote-after=5")
         for number in range(HOSTS):
             served.serve(number)
         served.wait_for_members(HOSTS)
+        if request.param:
+            wait_until(lambda: all(len(served.view(one)["leased"]) == HOSTS for one in range(HOSTS)), "all hold leases")
         yield served
 
 
@@ -58,17 +64,18 @@ class Deaths:
 
     def __init__(self, cluster: ServedHosts, load: Load) -> None:
         self._cluster, self._load = cluster, load
-        self._losses: list[tuple[int, float, float, dict[str, int | None]]] = []
+        self._losses: list[tuple[int, float, float, float, dict[str, int | None]]] = []
         self._handed: list[tuple[float, str]] = []  # groups that a drain has moved, and since when
 
-    def lose(self, number: int) -> None:
-        """A host is lost with all that is in its memory, is removed, and comes back empty."""
+    def lose(self, number: int, *, by_clock: bool = False) -> None:
+        """A host is lost with all that is in its memory, is removed, by a person or a clock, and comes back empty."""
         owners = self._owners((number + 1) % HOSTS)
         self._put_stable()
         began = time.monotonic()
         self._load.lose([number])
-        self._cluster.begin_anew(number)
-        self._losses.append((number, began, time.monotonic(), owners))
+        killed = time.monotonic()  # until then its clients went on
+        self._cluster.begin_anew(number, by_clock=by_clock)
+        self._losses.append((number, began, killed, time.monotonic(), owners))
         self._check_stable(
             f"{group}/{size}-of-{host}"
             for (group, owner), host, size in itertools.product(owners.items(), range(HOSTS), SIZES)
@@ -117,16 +124,16 @@ class Deaths:
     def among(self, history: list[Operation]) -> Iterator[Operation]:
         """Makes the losses of a history, for each key."""
         puts = [one for one in history if one.kind == "put" and one.value is not None]
-        for (number, began, ended, owners), key in itertools.product(self._losses, clients.KEYS):
+        for (number, began, killed, ended, owners), key in itertools.product(self._losses, clients.KEYS):
             group = key.partition("/")[0]
             is_owner = owners[group] == number
-            has_moved = any(since < began for since, moved in self._handed if moved == group)
+            moved_at = max((since for since, moved in self._handed if moved == group and since < began), default=-1.0)
             lost = tuple(
                 one.value
                 for one in puts
                 if one.key == key and one.start < ended and one.value is not None
-                if (is_owner and has_moved) or (is_host(one, number) and (is_owner or is_large(one.value)))
-                if not is_host(one, number) or one.start < began
+                if (is_owner and one.start < moved_at) or (is_host(one, number) and (is_owner or is_large(one.value)))
+                if not is_host(one, number) or one.start < killed
             )
             end = ended if is_owner else UNKNOWN
             yield Operation("loss", key, began, end, lost=lost, undoes=is_owner, client=f"host {number}")
@@ -154,9 +161,12 @@ def test_a_death_takes_what_the_host_has_put_and_nothing_else(cluster: ServedHos
             load.wait_until_all_work(time.monotonic(), LONG)
             for _ in range(2 if is_long else 0):
                 meet(cluster, load, chance)
-            die: Callable[[int], None] = chance.choice([deaths.lose, deaths.lose, deaths.drain])
+            has_clock = cluster.always and chance.random() < 0.3
+            lose = partial(deaths.lose, by_clock=True) if has_clock else deaths.lose
+            die: Callable[[int], None] = chance.choice([lose, lose, deaths.drain])
             at = chance.randrange(HOSTS)
-            print(f"seed {seed}, history {number}: {die.__name__} {at}", flush=True)
+            what = "loses, by a clock," if isinstance(die, partial) else die.__name__
+            print(f"seed {seed}, history {number}: {what} {at}", flush=True)
             die(at)
             load.wait_until_all_work(time.monotonic(), LONG)
             if is_long and chance.random() < 0.5:

@@ -650,6 +650,14 @@ def _(patch: Patch) -> None:
     )
 
 
+@mutation("a group is its giver's for ever", "an owner that dies after it was handed a group")
+def _(patch: Patch) -> None:
+    def locate(seed: Any, tables: Any, roster: Any, request: Any) -> Any:
+        return [directory.owner_row(tables, roster, group) for group, _ in request.rows]
+
+    patch.setattr(directory.Directory, "_forget_giver", locate)
+
+
 @mutation("a seed that was replaced is believed", "a group that is handed to a seed that was replaced")
 def _(patch: Patch) -> None:
     patch.setattr(directory, "is_outdated", lambda row, number: False)  # pyright: ignore

@@ -42,9 +42,9 @@ class ReplicatedPlay(Play):
         self.world.run(5)
         return ends[0][0]
 
-    def value(self) -> int | None:
+    def value(self, key: bytes | None = None) -> int | None:
         """What a recovery leaves of the key, as the host 0 reads it; None: nothing."""
-        entry = got(self, self.key)
+        entry = got(self, key or self.key)
         if entry is None:
             return None
         for host in self.hosts:
@@ -68,6 +68,78 @@ def _() -> None:
     play.begin(play.processes[1], play.processes[1].client.commit([play.change(1, 8)], 1 << 62))
     play.world.run(3)
     play.expect(7)
+
+
+class PairPlay(ReplicatedPlay):
+    """`pair` are two keys that the host 1 puts with one call; the second one's bytes take a minute to be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = [self.key + b"/a", self.key + b"/b"]
+        self.put_pair(7)
+        self.world.run(5)
+        for host in self.hosts:
+            slow_for(host, self.pair[1])
+
+    def put_pair(self, value: int) -> None:
+        at = self.hosts[1]
+        changes = [Change(key, b"", (Place(at.id, at.tables.fill(value), 1),)) for key in self.pair]
+        self.begin(self.processes[1], self.processes[1].client.commit(changes, 1 << 62))
+
+    def expect_one(self, *values: int | None) -> None:
+        """Both keys have the same value after the owner's death, one of these."""
+        die(self, 1)
+        found = [self.value(key) for key in self.pair]
+        if found[0] != found[1] or found[0] not in values:
+            raise Fault(f"{found} are there, of one put", tuple(self.world.trace))
+
+
+def slow_for(host: Host, key: bytes) -> None:
+    assert host.index is not None
+    replicate = host.index.replicate
+
+    def slowly(request: Any, fetch: Any) -> Any:
+        def fetched(entries: Any, settle: Any) -> Any:
+            if any(one == key for one, _ in entries):
+                yield from client.pause(60)
+            return (yield from fetch(entries, settle))
+
+        return (yield from replicate(request, fetched))
+
+    host.index.replicate = slowly  # pyright: ignore
+
+
+@script("an owner that dies while one of two values is copied")
+def _() -> None:
+    play = PairPlay()
+    play.put_pair(8)
+    play.world.run(3)
+    play.expect_one(7)
+
+
+@script("an owner that dies while one of two values is copied, whose putter was killed")
+def _() -> None:
+    play = PairPlay()
+    play.put_pair(8)
+    play.world.run(0.1)
+    play.processes[1].is_alive = False
+    play.world.run(20)  # its index process goes on
+    play.expect_one(7)
+
+
+@script("an owner that dies while one of two values is copied, and the other one was put again")
+def _() -> None:
+    play = PairPlay()
+    play.put_pair(8)
+    play.world.run(0.1)
+    at, other = play.hosts[1], play.world.start_process(play.hosts[1])
+    change = Change(play.pair[0], b"", (Place(at.id, at.tables.fill(9), 1),))
+    play.begin(other, other.client.commit([change], 1 << 62))
+    play.world.run(3)
+    die(play, 1)
+    found = [play.value(key) for key in play.pair]
+    if found != [9, 7]:  # what was put with a call of its own is there, and nothing of the other one
+        raise Fault(f"{found} are there", tuple(play.world.trace))
 
 
 def silence(host: Host) -> None:
@@ -206,6 +278,25 @@ def _() -> None:
 @mutation("notes don't wait for a replica", "an owner that dies while a value is copied")
 def _(patch: Patch) -> None:
     patch.setattr(SimTables, "lacking", lambda tables, key: False if key in tables.lacks else None)  # pyright: ignore
+
+
+@mutation("keys of one put get their replicas one by one", "an owner that dies while one of two values is copied")
+def _(patch: Patch) -> None:
+    patch.setattr(replicas, "_together", lambda tables, key: ([key], []))  # pyright: ignore
+
+
+@mutation(
+    "an index process goes on with one key of a put",
+    "an owner that dies while one of two values is copied, whose putter was killed",
+)
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "note_batch", lambda tables, standing, changes: 0)  # pyright: ignore
+    patch.setattr(owning, "note_batch", lambda tables, standing, changes: 0)  # pyright: ignore
+
+
+@mutation("keys of one put get their replicas one by one, in schedules", "replicas and deaths of slow hosts")
+def _(patch: Patch) -> None:
+    patch.setattr(replicas, "_together", lambda tables, key: ([key], []))  # pyright: ignore
 
 
 @mutation("a note that comes while a value is copied is not looked at", "a value that is deleted while it is copied")

@@ -10,6 +10,7 @@ from memstore.distributed.rules import (
     Change,
     Entry,
     Place,
+    client,
     directory,
     draining,
     index,
@@ -121,6 +122,27 @@ def _() -> None:
     play.must([*found.left] == [b"g/a", b"g/b", b"g/c"], f"others are listed: {found.said()}")
     lost = [set(host.tables.lost) for host in play.hosts]
     play.must(all(one == {b"g/a", b"g/b", b"g/c"} for one in lost), f"all hosts are told: {lost}")
+
+
+@script("a key of nobody's group that was deleted while its host was away")
+def _() -> None:
+    play = Play(4)
+    play.put(1, b"g/a", b"old")
+    play.put(1, b"g/b", b"old")
+    go_down(play, 1)
+    play.must(not any(b"g" in host.tables.own_groups for host in play.hosts if host.index), "nobody owns its group")
+    delete(play, 2, b"g/a")
+    found = come_back(play, 1)
+    must_be(play, b"g/a", None)
+    must_be(play, b"g/b", b"old")
+    play.must([*found.left] == [b"g/a"], f"it is listed: {found.said()}")
+
+
+@mutation(
+    "a deletion claims no group that nobody owns", "a key of nobody's group that was deleted while its host was away"
+)
+def _(patch: Patch) -> None:
+    patch.setattr(client, "_is_remembered", lambda tables, changes: False)
 
 
 @mutation("deletions aren't remembered", "keys that were deleted while their host was away")

@@ -9,7 +9,7 @@ from unittest import mock
 from memstore.distributed.rules import directory, recovery
 from memstore.distributed.rules.messages import IsRoster, Policy, SetPolicy
 from tests.distributed.rules.checks import check_bytes, check_gone, check_sessions, check_settled
-from tests.distributed.rules.history import DELETE, LOSS, PUT, Operation, check_history
+from tests.distributed.rules.history import DELETE, LOSS, PUT, RETURN, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
 from tests.distributed.rules.sharded_puts import ShardedPuts
 from tests.distributed.rules.workload import Workload
@@ -218,6 +218,7 @@ class Schedule:
 
     def came_back(self, host: Host, former: bytes) -> None:
         """What it has put since it was down is lost, too: it may have been served once more before it was removed."""
+        self.shards.lose()
         values = frozenset(value for value, origin in self.workload.origin.items() if former in origin)
         for history in self.workload.histories.values():
             history.append(Operation(LOSS, self.down.get(former, 0), math.inf, lost=values))
@@ -240,7 +241,9 @@ class Schedule:
             group = key.partition(b"/")[0]
             history.append(Operation(LOSS, start, math.inf, lost=values))
             if group in groups:
-                lost_here = everything if group in world.handed else values
+                until = world.handed.get(group, -1)  # what was put before lies with its owner alone
+                before = {one.value for one in history if one.kind in (PUT, RETURN) and one.start <= until}
+                lost_here = values | frozenset(everything & before)
                 history.append(Operation(LOSS, start, start, lost=lost_here, undoes=True))
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
 

@@ -83,6 +83,8 @@ class SimTables:
     )
     unnoted: set[bytes] = field(default_factory=set[bytes])
     lacks: dict[bytes, bool] = field(default_factory=dict[bytes, bool])
+    lacks_of: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    batches: dict[int, tuple[bytes, ...]] = field(default_factory=dict[int, tuple[bytes, ...]])
     replicated: dict[bytes, tuple[bytes, int]] = field(default_factory=dict[bytes, tuple[bytes, int]])
     lost: dict[bytes, str] = field(default_factory=dict[bytes, str])
     remembering: bool = False
@@ -413,11 +415,29 @@ class SimTables:
     def lacking(self, key: bytes) -> bool | None:
         return self.lacks.get(key)
 
-    def put_lacking(self, key: bytes, holds: bool | None) -> None:
+    def put_lacking(self, key: bytes, holds: bool | None, batch: int = 0) -> None:
+        self.lacks_of.pop(key, None)
         if holds is None:
             self.lacks.pop(key, None)
         else:
             self.lacks[key] = holds
+        if batch and holds is not None:
+            self.lacks_of[key] = batch
+
+    def batch_of(self, key: bytes) -> int:
+        return self.lacks_of.get(key, 0)
+
+    def batch(self, number: int) -> tuple[bytes, ...]:
+        return self.batches.get(number, ())
+
+    def put_batch(self, number: int, keys: Sequence[bytes]) -> None:
+        if keys:
+            self.batches[number] = tuple(keys)
+        else:
+            self.batches.pop(number, None)
+
+    def all_batches(self, after: int, limit: int) -> list[int]:
+        return sorted(number for number in self.batches if number > after)[:limit]
 
     def replica(self, key: bytes) -> tuple[bytes, int] | None:
         return self.replicated.get(key)

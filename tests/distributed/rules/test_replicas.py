@@ -92,6 +92,7 @@ def test_a_death_takes_nothing_and_the_value_is_on_two_hosts_again(putter: int) 
         assert bytes_of(world, owner, entry) == {7}
         (keeper,) = replicas_of(living, key)
         assert keeper is not owner and bytes_of(world, keeper, keeper.tables.backup(key)) == {7}
+        assert not any(host.tables.lost for host in living), "nobody says that it is lost"
 
 
 def test_replaced_and_deleted_values_leave_nothing_and_do_not_come_back() -> None:

@@ -359,12 +359,11 @@ class Workload:
 
     def get_pair(self, process: Process, ended: Callable[[], None]) -> None:
         def end(found: tuple[Entry | None, ...] | None, error: BaseException | None) -> None:
-            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost. Replicas are made
-            # key by key, before a batch returns.
+            # Groups of one batch may be drained, or handed over, to two hosts, of which one is lost.
             scene, bodies = self.scene, {entry and entry.body for entry in found or ()}
             if scene.losses and None in bodies and (scene.drains or scene.hand_overs or scene.returns):
                 bodies.discard(None)
-            if len(bodies) > 1 and not (scene.losses and scene.replicas):
+            if len(bodies) > 1:
                 raise Fault(f"half of a batch: {found}", tuple(self.world.trace))
             if error is not None and not isinstance(error, HomeUnavailableError | CrossHostError):
                 raise error

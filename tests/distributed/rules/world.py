@@ -190,7 +190,7 @@ class World:
         self._cut: set[tuple[str, str]] = set()
         self._seen: set[tuple[int, int]] = set()  # positions of rosters
         self.gone: set[bytes] = set()  # roots that are lost, or to be removed
-        self.handed: set[bytes] = set()  # groups that were handed over: what others kept of them doesn't count
+        self.handed: dict[bytes, float] = {}  # groups that were handed over, and until when: what others kept is void
         self._clients: dict[tuple[bytes, int], tuple[str, Callable[[], bool]]] = {}  # by member and session
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class World:
         tables.clock = lambda: self.now + host.clock_offset
         tables.owns = lambda group: self._check_owners(host, tables, group)
         tables.changed = self._look_at_removals
-        tables.hands = self.handed.add
+        tables.hands = self._note_hand_over
 
     def _check_owners(self, host: Host, tables: SimTables, group: bytes) -> None:
         """No two members own a group at one time."""
@@ -242,6 +242,9 @@ class World:
                     self.note(f"{host.address} is left out by the clock, in the epoch {after.epoch}")
                     self.left_out(host)
                     self.gone.add(host.id)
+
+    def _note_hand_over(self, group: bytes) -> None:
+        self.handed[group] = self.now / SECOND
 
     def is_fenced(self, host: Host) -> bool:
         """Whether its processes refuse calls, since the host's lease is over."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import memstore
+from memstore.distributed.links import Traffic
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers import sending
 from memstore.distributed.transfers.messages import Ranges, merged
@@ -27,13 +28,14 @@ class Serving:
     """A store that sends its segments on loopback.
 
     Attributes:
-        sent: bytes that went out, of all streams.
+        traffic: what went out and came in, of all streams.
         streams: how many were made.
     """
 
     def __init__(self, store: memstore.Store, *, most: int = 64) -> None:
         self.root = root_of(store)
-        self.senders = Senders(self.root, most=most)
+        self.traffic = Traffic()
+        self.senders = Senders(self.root, most=most, traffic=self.traffic)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.streams = 0
         self._streams: list[socket.socket] = []

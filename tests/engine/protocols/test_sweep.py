@@ -16,7 +16,7 @@ from memstore.engine import syscalls
 from memstore.engine.format.headers import Header
 from memstore.engine.protocols.get import hold
 from memstore.engine.protocols.put import abandon, claim, park
-from memstore.engine.protocols.reuse import lease
+from memstore.engine.protocols.reuse import lease_segments
 from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import size_class
@@ -166,7 +166,7 @@ def test_an_abandoned_file_takes_its_lease_along(root: str) -> None:
     with opened(root) as opened_root:
         put(opened_root, b"key", b"x" * 100_000)
         (record,) = (found.record for found in hold(opened_root, [b"key"], deadline_after(10), may_lock=True) if found)
-        assert lease(opened_root, record.segments, deadline_after(10), seconds=0.0)
+        assert lease_segments(opened_root, record.segments, deadline_after(10), seconds=0.0)
         del record
         delete(opened_root, b"key")
         writer = claim(opened_root, b"key", 4096, 100_000, 0, deadline_after(10))

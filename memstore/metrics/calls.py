@@ -1,0 +1,132 @@
+"""Counters and spans of this process's calls. Nothing is counted or traced before somebody asks for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from memstore._telling import Call, listening
+from memstore._threads import between_forks
+from memstore.errors import MissingPackageError
+
+_KEYS = 20  # of one call, as an attribute of its span
+
+
+@dataclass(frozen=True, slots=True)
+class CallCount:
+    """The calls of one name that this process has made.
+
+    Attributes:
+        count: how many; of "replay retry", how many rows; of "evict", how many versions.
+        nbytes: of their values, in all.
+        seconds: that they took, in all.
+    """
+
+    count: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+class _Observer:
+    """Counts the calls of this process, and makes spans of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, list[float]] = {}
+        self.counts_calls = False
+        self.tracer: Any = None  # of OpenTelemetry
+
+    def observe(self, call: Call) -> None:
+        if self.counts_calls:
+            with self._lock:
+                found = self._counts.setdefault(call.name, [0, 0, 0.0])
+                found[0] += call.times
+                found[1] += call.nbytes
+                found[2] += call.seconds
+        if self.tracer is not None:
+            _make_span(self.tracer, call)
+
+    def counted(self) -> dict[str, CallCount]:
+        with self._lock:
+            return {
+                name: CallCount(int(found[0]), int(found[1]), found[2]) for name, found in sorted(self._counts.items())
+            }
+
+
+_observer = _Observer()
+
+
+def _make_span(tracer: Any, call: Call) -> None:
+    """Makes the span of a call that has just ended, as a child of the span that is current where it was made."""
+    attributes: dict[str, Any] = {"memstore.root": call.root, "memstore.nbytes": call.nbytes}
+    if len(call.keys) == 1:
+        attributes["memstore.key"] = call.keys[0]
+    elif call.keys:
+        attributes["memstore.keys"] = call.keys[:_KEYS]
+    if call.times != 1:
+        attributes["memstore.count"] = call.times
+    end = time.time_ns()
+    span = tracer.start_span(f"memstore.{call.name}", start_time=end - int(call.seconds * 1e9), attributes=attributes)
+    span.end(end)
+
+
+def count_calls() -> None:
+    """Counts the calls of this process from now on, with their bytes and seconds: see `calls`.
+
+    Call it before you open stores: a store asks when it is opened whether its gets and waits are counted. A forked
+    child goes on counting, from what its parent had.
+
+    Counted are "put", "get", "view" and "wait" (that found something), "fetch" (bytes of other hosts), "take",
+    "async_take" and "restore" of snapshots, "sweep" (files that were given back), "evict" (kept versions that went for
+    lack of room), "replay wait" (before a rate limiter, or for rows), "replay retry" (sampled rows that were
+    overwritten while they were copied). A call that raises isn't counted.
+    """
+    _observer.counts_calls = True
+    listening.observer = _observer
+
+
+def trace_calls(tracer_provider: Any = None) -> None:
+    """Makes an OpenTelemetry span of each call of this process from now on, named "memstore.put" and so on.
+
+    Spans begin and end as the calls did, and are children of the span that is current around the call. They have the
+    attributes memstore.root, memstore.key (or memstore.keys) and memstore.nbytes. The calls are those of `count_calls`,
+    and it too has to be called before stores are opened. A call that raises has no span.
+
+    Args:
+        tracer_provider: a TracerProvider of OpenTelemetry; None: the global one.
+
+    Raises:
+        MissingPackageError: OpenTelemetry isn't installed: ``pip install 'memstore-torch[otel]'``.
+    """
+    try:
+        with between_forks():
+            from opentelemetry import trace
+    except ImportError as error:
+        raise MissingPackageError(
+            "spans take the package opentelemetry-api: pip install opentelemetry-api, or memstore-torch[otel]"
+        ) from error
+    _observer.tracer = trace.get_tracer("memstore", tracer_provider=tracer_provider)
+    listening.observer = _observer
+
+
+def stop_calls() -> None:
+    """Ends what `count_calls` and `trace_calls` have begun. What was counted stays in `calls`."""
+    listening.observer, _observer.counts_calls, _observer.tracer = None, False, None
+
+
+def calls() -> dict[str, CallCount]:
+    """Returns how many calls this process has made since `count_calls`, by their names.
+
+    Example:
+        >>> import memstore, tempfile
+        >>> memstore.metrics.count_calls()
+        >>> with memstore.open(tempfile.mkdtemp()) as store:
+        ...     version = store.put("lr", 0.1)
+        ...     rate = store.get("lr"), store.get("lr")
+        >>> memstore.metrics.calls()["get"].count
+        2
+        >>> memstore.metrics.stop_calls()
+    """
+    return _observer.counted()
