@@ -159,7 +159,7 @@ class MemstoreTrainer(TrainerWeightTransferEngine[MemstoreTrainerInitInfo]):
         if source.implements_iter_local():
             for name, tensor in source.iter_local():
                 if wanted is None or name in wanted:
-                    found[name] = _piece(metas[name], self.rank, tensor.detach())
+                    found[name] = piece(metas[name], self.rank, tensor.detach())
             return found
         for name, tensor in source.iter_full():  # which gathers: every rank takes part, and the first owner puts
             first = (metas[name].owners or (0,))[0]
@@ -168,7 +168,7 @@ class MemstoreTrainer(TrainerWeightTransferEngine[MemstoreTrainerInitInfo]):
         return found
 
 
-def _piece(meta: ParamMeta, rank: int, local: torch.Tensor) -> Any:
+def piece(meta: ParamMeta, rank: int, local: torch.Tensor) -> Any:
     """Returns the part of a tensor that this rank has, with its place in the whole."""
     if meta.owners is None or meta.placements is None:
         return local
