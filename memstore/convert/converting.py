@@ -81,7 +81,7 @@ from memstore.errors import (
 from memstore.formats import ByteMeter, as_tensordict, file_format, sync_all
 from memstore.snapshot import is_snapshot, load_manifest
 from memstore.snapshot.buckets import bucket_options, is_url, path_or_url
-from memstore.snapshot.copying import copy_snapshot
+from memstore.snapshot.copying import copy_snapshot, fetch_folder
 from memstore.snapshot.stored import Stored
 from memstore.structure import expanded_bytes
 
@@ -276,8 +276,9 @@ def convert(
             have in the source. A file of a kilobyte can have a tensor of any size, if it is expanded.
         progress: called with the bytes done and the total; each tensor counts twice, for writing and for comparing.
             True: a bar, if standard error is a terminal, else lines of the logger "memstore".
-        storage_options: for a bucket, as of `memstore.Snapshot`, where `source` or `target` is the URL of a snapshot.
-            It passes through a folder for temporary files (TMPDIR), which needs room for it.
+        storage_options: for a bucket, as of `memstore.Snapshot`, where `source` or `target` is a URL. A source may be
+            of any format that is a folder, whose objects are all fetched; a target is a snapshot. It passes through a
+            folder for temporary files (TMPDIR), which needs room for it.
 
     Raises:
         UnsupportedValueError: the target can't express some leaves (all are named), the source needs pickle, contains
@@ -304,7 +305,7 @@ def convert(
     bucket = bucket_options(storage_options)
     with contextlib.ExitStack() as stack:
         path, made = (_place(one, stack) for one in (source, target))
-        if path.url:
+        if path.url and (is_snapshot(path.url, bucket) or not fetch_folder(path.url, path.local, bucket)):
             copy_snapshot(Stored(path.url, options=bucket), path.local, durable=False)
         if made.url:
             _check_bucket(made.url, target_as, bucket)

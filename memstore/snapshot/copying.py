@@ -20,7 +20,8 @@ import msgspec
 
 from memstore._info import Progress
 from memstore.engine import TORCH_DTYPES, make_header
-from memstore.snapshot.buckets import is_url, path_or_url
+from memstore.errors import CorruptionError
+from memstore.snapshot.buckets import is_url, open_bucket, parse_url, path_or_url
 from memstore.snapshot.chunks import CHUNK, FilePart, LateBytes, PieceSums, pieces_between
 from memstore.snapshot.increments import BoxSums, sums_of_boxes
 from memstore.snapshot.manifest import (
@@ -30,7 +31,7 @@ from memstore.snapshot.manifest import (
     is_model_file,
     name_with_id,
 )
-from memstore.snapshot.objects import ObjectStorage, Storage
+from memstore.snapshot.objects import PIECE, ObjectStorage, Storage
 from memstore.snapshot.publishing import (
     Take,
     abandon,
@@ -41,7 +42,7 @@ from memstore.snapshot.publishing import (
     publish_manifest,
     refuse_what_is_there,
 )
-from memstore.snapshot.storage import FileStorage, ProgressMeter
+from memstore.snapshot.storage import FileStorage, ProgressMeter, file_errors
 from memstore.snapshot.stored import Stored, read_header
 
 
@@ -106,6 +107,37 @@ def copy_snapshot(
     except BaseException:
         abandon(storage, take, written, 0, all_ended=True)
         raise
+
+
+def fetch_folder(url: str, path: str, options: Mapping[str, Any] | None = None) -> bool:
+    """Fetches all objects at a URL into a new folder, where others read them as files: another library's checkpoint.
+
+    Returns:
+        Whether there are any. If not, the folder isn't made.
+
+    Raises:
+        CorruptionError: an object's name is no path inside of a folder, or one ended too early.
+        AlreadyExistsError: the folder is there.
+    """
+    place = parse_url(url)
+    bucket = open_bucket(place, options)
+    found = bucket.list_all(place.key)
+    for name in found:
+        if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+            raise CorruptionError(path=f"{url}/{name:.200}", detail="its name is no path inside of a folder")
+    if not found:
+        return False
+    os.mkdir(path, 0o700)
+    with file_errors(path):
+        for name, about in found.items():
+            os.makedirs(os.path.dirname(f"{path}/{name}"), mode=0o700, exist_ok=True)
+            with open(f"{path}/{name}", "xb") as file:
+                for start in range(0, about.size, PIECE):
+                    data = bucket.fetch(f"{place.key}/{name}", start, min(start + PIECE, about.size))
+                    if len(data) != min(PIECE, about.size - start):
+                        raise CorruptionError(path=f"{url}/{name}", detail="it became shorter while it was read")
+                    file.write(data)
+    return True
 
 
 def _copy(

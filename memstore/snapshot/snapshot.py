@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import torch
@@ -22,6 +22,7 @@ from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSuchStateError, lacks_told
 from memstore.figures import compare
 from memstore.snapshot.buckets import OF_ALL, is_url, path_or_url
+from memstore.snapshot.cache import CacheStore
 from memstore.snapshot.copying import copy_snapshot
 from memstore.snapshot.manifest import Manifest, ManifestTensor, load_manifest, tiers_of
 from memstore.snapshot.ranks import RankGroup
@@ -51,9 +52,6 @@ from memstore.snapshot.take import (
     take_tiers,
 )
 from memstore.structure import PICKLED, modes
-
-if TYPE_CHECKING:
-    from memstore.store.store import Store
 
 
 @modes.uncompiled_methods
@@ -333,7 +331,7 @@ class Snapshot:
                 raise NoSuchStateError(f"{self.path} has nothing under {key!r}; it has {there}", key=key)
             return state_dict_of(stored, value, allow_pickle=self._allow_pickle)
 
-    def view(self, *, cache: Store | None = None) -> dict[str, Any]:
+    def view(self, *, cache: CacheStore | None = None) -> dict[str, Any]:
         """Returns what this rank saved, by the names in its app state, with lazy leaves: no tensor is read yet.
 
         The leaves are StoredTensors, as those of `Store.view`, over the mapped files: slicing one reads nothing, and an

@@ -291,7 +291,6 @@ class Following(Generic[M]):
         return FollowerStatus(
             version=version,
             newest=newest,
-            behind=max(newest - version, 0) if newest is not None else 0,
             lag=max(time.time() - created, 0.0) if is_behind else 0.0,
             loads=self.loads,
             copied=self.copied,

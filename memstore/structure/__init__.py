@@ -25,7 +25,7 @@ import memstore.structure.containers  # noqa: F401  # pyright: ignore[reportUnus
 from memstore import _modes as modes
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
-from memstore.structure.deltas import DeltaLeaves, compare
+from memstore.structure.deltas import DeltaLeaves, compare_leaves
 from memstore.structure.flattening import (
     ExternalValue,
     FlatValue,
@@ -147,7 +147,7 @@ _register_transport()
 
 __all__ = [
     "DeltaLeaves",
-    "compare",
+    "compare_leaves",
     "check_dtype",
     "ByteRange",
     "CopyPlan",

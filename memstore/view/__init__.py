@@ -13,7 +13,17 @@ from __future__ import annotations
 
 from memstore.view.leaf_boxes import LeafBoxes, Points
 from memstore.view.source import LeafBytes, Memory, Source, StoredLeaf
-from memstore.view.views import StoredTensor, ValueParts, distribute, lazy_leaf, load_leaf, own_leaf, parts_of, view
+from memstore.view.views import (
+    StoredTensor,
+    ValueParts,
+    bytes_shown,
+    distribute,
+    lazy_leaf,
+    load_leaf,
+    own_leaf,
+    parts_of,
+    view,
+)
 
 __all__ = [
     "LeafBoxes",
@@ -24,6 +34,7 @@ __all__ = [
     "Source",
     "StoredLeaf",
     "StoredTensor",
+    "bytes_shown",
     "distribute",
     "lazy_leaf",
     "load_leaf",

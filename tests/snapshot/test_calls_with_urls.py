@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +22,11 @@ from memstore import CheckpointManager, Snapshot, StateDict
 from memstore.cli.commands import cli
 from memstore.convert import convert
 from memstore.deferred_init import deferred_init, materialize_module
-from memstore.errors import AlreadyExistsError
+from memstore.errors import AlreadyExistsError, CorruptionError, NoSnapshotError
+from memstore.snapshot.buckets import open_bucket, parse_url
 from memstore.snapshot.objects import ObjectStorage
 from tests.ranks.launcher import Ranks
+from tests.support.equality import assert_same
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.usefixtures("s3_environment")
@@ -87,6 +90,30 @@ def test_conversions_come_from_urls_and_go_there(url: str, taken: dict[str, Any]
     assert run("convert", url, str(tmp_path / "model.pt"))["tensors"] == 2
 
 
+def test_checkpoints_of_others_are_converted_from_a_bucket(url: str, tmp_path: Path) -> None:
+    """torchsnapshot's, as its S3 plugin puts them: an object for each file, under the path."""
+    with tarfile.open(Path(__file__).parent.parent / "convert" / "torchsnapshot-0.1.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    place = parse_url(url)
+    bucket = open_bucket(place)
+    folder = tmp_path / "one"
+    for path in folder.rglob("*"):
+        if path.is_file():
+            bucket.put(f"{place.key}/{path.relative_to(folder)}", path.read_bytes())
+    convert(folder, tmp_path / "direct.pt", allow_pickle=True)
+    done = convert(url, tmp_path / "fetched.pt", allow_pickle=True)
+    assert (done.source, done.source_format) == (url, "torchsnapshot")
+    direct, fetched = (torch.load(tmp_path / name, weights_only=False) for name in ("direct.pt", "fetched.pt"))
+    assert_same(direct, fetched)
+    assert convert(url, url + "-as-snapshot", allow_pickle=True).target_format == "snapshot"
+    with pytest.raises(NoSnapshotError):
+        convert(url + "-nothing", tmp_path / "nothing.pt")
+    bucket.put(f"{place.key}-bad/.snapshot_metadata", b"{}")
+    bucket.put(f"{place.key}-bad/0/a", b"x")
+    with pytest.raises(CorruptionError):
+        convert(url + "-bad", tmp_path / "bad.pt")
+
+
 def test_a_deferred_module_comes_from_a_url(url: str, taken: dict[str, Any]) -> None:
     for source in (url, Snapshot(url)):
         module = deferred_init(torch.nn.Linear, 3, 2)
@@ -141,7 +168,7 @@ def test_memory_is_of_one_rank(ranks2: Ranks) -> None:
 def test_the_example_trains_into_a_bucket(url: str) -> None:
     if find_spec("sklearn") is None:
         pytest.skip("sklearn: not installed; make demo installs it")
-    command = [sys.executable, "examples/train_and_resume.py", "--steps", "40", "--to", url]
+    command = [sys.executable, "examples/train_and_resume.py", "--steps", "20", "--to", url]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the same") == 3

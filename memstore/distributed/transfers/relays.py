@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Generator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -44,7 +45,8 @@ _Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
 
 def _map_slots(file: LockFile) -> tuple[Mapping, _Words]:
     mapping = map_file(file.fd, _SIZE, shared=True)
-    return mapping, np.asarray(mapping).view(np.uint64).reshape(SLOTS, _WORDS)
+    words: Any = np.asarray(mapping)
+    return mapping, words.view(np.uint64).reshape(SLOTS, _WORDS)
 
 
 def _name_of(place: Place) -> tuple[int, int]:

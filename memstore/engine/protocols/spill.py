@@ -47,11 +47,13 @@ from memstore.engine.format.records import LIVE, SegmentExtent, SegmentRow
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.root.spill import MOVING
-from memstore.errors import CorruptionError, StoreTimeoutError
+from memstore.engine.sync.primitives import deadline_after
+from memstore.errors import CorruptionError, MemstoreError, StoreTimeoutError
 
 log = logging.getLogger("memstore")
 
 _SHARE = 8  # of the bytes that live files take, one part in so many moves at once: the next puts find room too
+_CLEANUP_TIMEOUT = 0.5  # seconds
 _AT_ONCE = 64 << 20  # bytes a call
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 
@@ -87,8 +89,13 @@ def make_room(root: Root, needed: int, deadline: float) -> Moved:
         others = before - root.catalog.view(Transaction.counters).live
         if others > needed:  # another process has made room
             return Moved(others)
-        root.mutex.run(_clear_away, deadline, root, folder)
-        return _move(root, folder, needed, deadline)
+        try:
+            root.mutex.run(_clear_away, deadline, root, folder)
+            return _move(root, folder, needed, deadline)
+        except BaseException:  # an interrupt, for one
+            with contextlib.suppress(OSError, MemstoreError):  # the next move does it
+                root.mutex.run(_clear_away, deadline_after(_CLEANUP_TIMEOUT), root, folder)
+            raise
 
 
 @contextlib.contextmanager

@@ -271,6 +271,30 @@ def test_a_parent_that_has_the_next_version_already_goes_on_with_the_one_it_send
     stream.close()
 
 
+@pytest.mark.parametrize("lie", ["size", "start", "part"])
+def test_who_asks_for_more_than_a_copy_has_is_cut_off(five: Cluster, lie: str) -> None:
+    """A peer that knows the secret may say anything: nothing else of the host's memory is read."""
+    shard = TensorShard(VALUE, tuple(VALUE.shape), (0,))
+    five.origin.put_sharded("part", {"w": shard}, attempt="one", rank=0, world_size=1)
+    five.origin.put("key", VALUE)
+    parent = five.readers[0]
+    five.get("key", parent)
+    five.get("part", parent)
+    key = b"part" if lie == "part" else b"key"
+    ((place, extent),) = zip(places_of(record := five.record(key.decode(), parent)), record.segments, strict=True)
+    size = extent.size if lie == "start" else 1 << 40
+    start = 0 if lie == "start" else extent.start
+    first = 0 if lie == "start" else size - SIZE
+    wanted = Wanted(place.segment, place.put_id, size, start + (1 << 30) * (lie == "start"), _pairs(first, SIZE // 2))
+    name = b"part\x1f0" if lie == "part" else key
+    with PlainLinks().stream(parent.served.member.address, None, 0.0) as stream:
+        stream.settimeout(20)
+        stream.sendall(framed(FetchCopy(place.host, name, 2, wanted)))
+        assert stream.recv(9, socket.MSG_WAITALL) == HEAD.pack(FOLLOWS, SIZE // 2)
+        assert stream.recv(1) == b"", "the stream ends"
+    assert torch.equal(five.get("key", five.readers[1]), VALUE)
+
+
 def _pairs(start: int, size: int) -> bytes:
     return struct.pack(">QQ", start, size)
 
