@@ -30,6 +30,7 @@ import torch
 
 from memstore._arguments import encode_key, flag
 from memstore._info import FollowerStatus
+from memstore._telling import tell
 from memstore._threads import PATIENCE, AbandonedError, Hooks, around_forks
 from memstore._wording import an, an_instance
 from memstore.engine import deadline_after
@@ -548,6 +549,7 @@ class Follower(Generic[M]):
             except StoreTimeoutError:
                 return
             # 2. Compare. 3 to 5. Copy.
+            began = time.perf_counter()
             fill = following.prepare(self._store)
             if self._lock is None:
                 version = following.copy(fill)
@@ -555,6 +557,7 @@ class Follower(Generic[M]):
                 with self._lock:
                     version = following.copy(fill)
             del fill  # which holds the version
+            tell("follow", self._store.root, (self.key,), 0, began)
         except StoreClosedError:
             raise
         except NotAStoreError as error:
