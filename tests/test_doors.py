@@ -87,7 +87,7 @@ ELSEWHERE = {
     # what a WeightSyncScheme inherits, and is to use
     "memstore.integrations.torchrl.weights": {"_start_background_receiver", "_stop_event"},
     # what an Accelerator has prepared, and the models of an AutoModel, for which these have no public names
-    "memstore.integrations.accelerate": {"_custom_objects", "_models", "_optimizers", "_schedulers"},
+    "memstore.integrations.accelerate": {"_custom_objects", "_optimizers", "_schedulers"},
     "memstore.integrations.transformers": {"_model_mapping"},
     # Monarch's, whose classes have no public names
     "memstore.distributed.transfers.rdma": {"_RdmaBuffer", "_rust_bindings"},

@@ -14,6 +14,12 @@ from memstore import RNGState, Snapshot, StateDict
 
 __all__ = ["app_state", "use_snapshots"]
 
+_PREPARED = {  # what an Accelerator has, under names of its own: it has no public ones
+    "model": "_models",
+    "optimizer": "_optimizers",
+    "scheduler": "_schedulers",
+    "custom": "_custom_objects",
+}
 _WEIGHTS = "weights"  # the folder in that of `save_state`
 
 
@@ -28,13 +34,8 @@ def app_state(accelerator: Any) -> dict[str, Any]:
             checkpoints of their own.
     """
     found: dict[str, Any] = {}
-    for kind, objects in (
-        ("model", accelerator._models),
-        ("optimizer", accelerator._optimizers),
-        ("scheduler", accelerator._schedulers),
-        ("custom", accelerator._custom_objects),
-    ):
-        found |= {f"{kind}_{number}": one for number, one in enumerate(objects)}
+    for kind, prepared in _PREPARED.items():
+        found |= {f"{kind}_{number}": one for number, one in enumerate(getattr(accelerator, prepared))}
     if accelerator.scaler is not None:
         found["scaler"] = accelerator.scaler
     return found | {"rng": RNGState()}

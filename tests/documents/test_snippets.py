@@ -40,7 +40,7 @@ RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in 
 LONG = {"docs/command-line.md", "docs/convert.md", "docs/rdma.md"}
 IN_CHECKOUT = {"docs/testing.md"}  # their readers have tests/ too
 # torchmetrics, of Lightning, imports these if they are installed, as the tests' extras are here.
-LOOKED_FOR = {"docs/lightning.md": ("matplotlib", "scipy")}
+LOOKED_FOR = {"docs/lightning.md": ("matplotlib", "scipy", "transformers")}
 COLUMNS = 54  # of code, where two blocks stand side by side: docs/site/static/memstore.css
 
 
