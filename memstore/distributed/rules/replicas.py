@@ -283,15 +283,20 @@ def _together(tables: Tables, key: bytes) -> tuple[list[bytes], list[bytes]]:
             if other in found:
                 continue
             if tables.lacking(other) is not None:
-                entry = tables.record(other)
                 found[other] = None
                 waiting.append(other)
-                nbytes += 0 if entry is None else entry.nbytes
+                nbytes += _size_of(tables, other)
                 if len(found) > ROWS_LIMIT or nbytes > CALL_BYTES_LIMIT:  # too many for a message: each by itself
                     return [key], []
             elif tables.is_unnoted(other):
                 untold[other] = None
     return list(found), list(untold)
+
+
+def _size_of(tables: Tables, key: bytes) -> int:
+    """Returns the bytes of a record in a message, at most; 0 of a damaged one, which is in none."""
+    entry = _record_of(tables, key)
+    return entry.nbytes if isinstance(entry, Entry) else 0
 
 
 def _plan(tables: Tables, keys: Iterable[bytes]) -> tuple[list[_Unit], dict[bytes, Failed]]:
@@ -440,7 +445,9 @@ def go_on_without(keys: Collection[bytes]) -> Steps[None]:
 def draw(key: bytes, fetch: Fetch) -> Steps[Failed | None]:
     """Copies bytes that a record here names on other hosts to this one. Returns why that can't be."""
     for _ in range(_TRIES):
-        standing, entry = yield from view(lambda tables: (own_standing(tables), tables.record(key)))
+        standing, entry = yield from view(lambda tables: (own_standing(tables), _record_of(tables, key)))
+        if isinstance(entry, Failed):
+            return entry
         if entry is None or all(is_here(standing, place) for place in entry.places):
             return None
         failed = _why_not(entry)
@@ -457,6 +464,13 @@ def draw(key: bytes, fetch: Fetch) -> Steps[Failed | None]:
             return None
         yield from pause(_AGAIN)
     return Failed("HomeUnavailableError", "the host that has its bytes does not answer")
+
+
+def _record_of(tables: Tables, key: bytes) -> Entry | Failed | None:
+    try:
+        return tables.record(key)
+    except CorruptionError as error:  # no other key waits for it
+        return Failed("CorruptionError", str(error), key)
 
 
 def _name_here(tables: Tables, key: bytes, before: Entry, after: Entry) -> bool:
@@ -657,7 +671,9 @@ class Replicas:
                         yield from transact(lambda tables, key=key: _let_leavers_go(tables, key))
                 yield from pause(max(_BETWEEN, sum(copied) / RATE))
         self.why, self._since = why, since
-        yield from transact(lambda tables: [_drop_batch(tables, one) for one in tables.all_batches(0, PORTION)])
+        over = yield from view(lambda tables: tables.all_batches(0, PORTION))
+        if over:  # of what was deleted, or handed over, since
+            yield from transact(lambda tables: [_drop_batch(tables, one) for one in over])
         return bool(since)
 
 

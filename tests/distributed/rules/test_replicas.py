@@ -127,6 +127,24 @@ def test_a_put_that_finds_no_second_host_says_so_and_its_value_gets_one_later() 
     assert not hosts[0].tables.lacks
 
 
+def test_a_damaged_record_keeps_no_other_from_its_replica() -> None:
+    world, hosts, processes = replicated(3)
+    key = key_at(world, hosts[1])
+    pair = [key + b"/a", key + b"/b"]
+    changes = [Change(one, b"small") for one in pair]
+    for host in hosts:
+        if host is not hosts[1]:
+            assert host.index is not None
+            host.index.replicate = refuse  # pyright: ignore
+    with pytest.raises(NotReplicatedError):
+        run(world, processes[1], processes[1].client.commit(changes, 1 << 62))
+    hosts[1].tables.damaged.add(pair[0])
+    for host in hosts:
+        host.index.__dict__.pop("replicate", None)
+    world.run(20)
+    assert [bool(replicas_of(hosts, one)) for one in pair] == [False, True]
+
+
 def test_where_that_is_allowed_a_put_goes_on_and_what_it_replaced_does_not_come_back() -> None:
     world, hosts, processes = replicated(3, fails=False)
     key = key_at(world, hosts[1])
