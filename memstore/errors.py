@@ -249,7 +249,8 @@ class ResourceLimitError(_ErrnoError):
 class StorageError(_ErrnoError):
     """Storage that hosts share isn't mounted here, is read-only or fails, or lacks what another host has written.
 
-    The same is raised for an object store that answers with failures, or not at all, for longer than is repeated.
+    The same is raised for the folder of `open(spill=)`, and for an object store that answers with failures, or not at
+    all, for longer than is repeated.
     `path` is the file, folder or URL, `host` the name of the host that met the error; `errno` is the kernel's, or EIO.
     """
 

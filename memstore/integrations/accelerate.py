@@ -10,7 +10,7 @@ import os
 import shutil
 from typing import Any
 
-from memstore import RNGState, Snapshot, StateDict
+from memstore.snapshot import RNGState, Snapshot, StateDict
 
 __all__ = ["app_state", "use_snapshots"]
 

@@ -17,7 +17,7 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import Callback
 
 import memstore
-from memstore import PendingSnapshot, RNGState, Snapshot, StateDict
+from memstore.snapshot import PendingSnapshot, RNGState, Snapshot, StateDict
 
 __all__ = ["SnapshotIO", "StoreCallback"]
 

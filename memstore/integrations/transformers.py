@@ -17,8 +17,8 @@ import torch
 from transformers.trainer_callback import TrainerCallback
 
 import memstore
-from memstore import RNGState, StateDict
 from memstore.errors import StructureMismatchError
+from memstore.snapshot import RNGState, StateDict
 
 __all__ = ["StoreCallback", "from_store"]
 

@@ -34,3 +34,18 @@ def test_quotas_are_set_and_listed(root: str) -> None:
     call("quota", root, "a/", code=2)
     call("quota", root, "a/", "--end")
     assert "no quotas" in call("quota", root)
+
+
+def test_the_spill_folder_is_set_and_shown(root: str) -> None:
+    with memstore.open(root, capacity="20MiB") as store:
+        store.put("a", torch.zeros(1 << 21))
+    assert "no folder is set" in call("spill", root)
+    call("spill", root, f"{root}.spill")
+    with memstore.open(root) as store:
+        store.put_many({"b": torch.zeros(1 << 21), "c": torch.zeros(1 << 20)})
+    found = json.loads(call("spill", root, "--json"))
+    assert found["values"] == 1 and found["nbytes"] > 1 << 23 and found["folder"].startswith(f"{root}.spill/")
+    (first, *others) = json.loads(call("ls", root, "--json"))
+    assert first["spilled"] and not any(one["spilled"] for one in others)
+    assert "on disk" in call("ls", "-l", root) and "moved to a disk" in call("info", root, "a")
+    assert "spilled" in call("stats", root)

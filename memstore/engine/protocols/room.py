@@ -80,7 +80,7 @@ def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> b
 def _find_room(root: Root, error: OSError, deadline: float) -> bool:
     """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
     needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
-    if make_room(root, needed, deadline).nbytes:
+    if make_room(root, needed, deadline):
         return True
     if not drop_oldest(root, needed, deadline):
         return False

@@ -59,37 +59,26 @@ _AT_ONCE = 64 << 20  # bytes a call
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 
 
-class Moved(NamedTuple):
-    """Outcome of a call of `make_room`.
-
-    Attributes:
-        nbytes: that were moved, by this process, or by others while this one waited for its turn.
-        full: why the spill folder takes no more; None where it does.
-    """
-
-    nbytes: int
-    full: OSError | None = None
-
-
-def make_room(root: Root, needed: int, deadline: float) -> Moved:
+def make_room(root: Root, needed: int, deadline: float) -> int:
     """Moves values of so many bytes, and of a part of all.
 
-    Raises StorageError if the spill folder isn't there, StoreTimeoutError.
+    Returns how many bytes were moved, by others too while this process waited for its turn. Raises StorageError if the
+    spill folder isn't there or fails, StoreTimeoutError.
     """
     folder = root.storage.spill_folder()
     if folder is None:
-        return Moved(0)
+        return 0
     root.storage.check_spill()
     capacity = root.catalog.view(Transaction.counters).capacity
     if capacity and needed > capacity:  # it would not fit into an empty store
-        return Moved(0)
+        return 0
     before = root.catalog.view(Transaction.counters).live
     with _turn(root, folder, deadline) as is_ours:
         if not is_ours:
             raise StoreTimeoutError(f"{root.path}: waited for another process to move values to {folder}")
         others = before - root.catalog.view(Transaction.counters).live
         if others > needed:  # another process has made room
-            return Moved(others)
+            return others
         try:
             root.mutex.run(_clear_away, deadline, root, folder)
             return _move(root, folder, needed, deadline)
@@ -187,11 +176,11 @@ def _extent_of(transaction: Transaction, segment: int, row: SegmentRow) -> Segme
 # --- the move --------------------------------------------------------------------------------------------------------
 
 
-def _move(root: Root, folder: str, needed: int, deadline: float) -> Moved:
+def _move(root: Root, folder: str, needed: int, deadline: float) -> int:
     """Takes steps 2 to 4."""
     candidates = _candidates(root)
     goal = max(needed, sum(one.row.nbytes for one in candidates) // _SHARE, 1)
-    moved, full, passed = 0, None, 0
+    moved = passed = 0
     for one in candidates:
         if moved >= goal:
             break
@@ -202,20 +191,19 @@ def _move(root: Root, folder: str, needed: int, deadline: float) -> Moved:
         except CorruptionError as error:  # a verify says so, too
             log.warning("%s: the value of %r can't be moved: %s", root.path, one.row.key, str(error))
         except OSError as error:
+            if isinstance(error, MemstoreError) or lack_of(error) is not None:
+                raise
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise _failed(root, folder, error) from error
             remove_file(f"{folder}/{MOVING}")
-            full = error
-            break
+            break  # the disk is full
     _look_again_from_now(root, candidates[passed:])
     log.debug("%s: moved %d bytes to %s", root.path, moved, folder)
-    return Moved(moved, full)
+    return moved
 
 
-def _failed(root: Root, folder: str, error: OSError) -> OSError:
-    """Returns the same error, if this process lacks something; else that of a disk that fails."""
-    if isinstance(error, MemstoreError) or lack_of(error) is not None:
-        return error
+def _failed(root: Root, folder: str, error: OSError) -> StorageError:
+    """Makes the error of a disk that fails."""
     text = f"{root.path}: a value can't be moved to {folder}: {error.strerror}: nothing was lost, and nothing was put"
     return StorageError(text, code=error.errno, path=folder)
 
@@ -228,15 +216,18 @@ def _copy(root: Root, folder: str, one: _Candidate) -> bool:
     if mapping is None:
         return False
     moving, target = f"{folder}/{MOVING}", segment_path(folder, one.segment)
-    with contextlib.suppress(FileNotFoundError):
-        syscalls.unlink(moving)
-    with OwnedFile(moving, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file, mapping.view() as content:
-        give_to_group(file.fd, root.settings)
-        syscalls.allocate(file.fd, len(content))  # a full disk shows here
-        for at in range(0, len(content), _AT_ONCE):
-            syscalls.write_at(file.fd, content[at : at + _AT_ONCE], at)
-        if root.settings.durable:
-            syscalls.sync(file.fd)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            syscalls.unlink(moving)
+        with OwnedFile(moving, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file, mapping.view() as content:
+            give_to_group(file.fd, root.settings)
+            syscalls.allocate(file.fd, len(content))  # a full disk shows here
+            for at in range(0, len(content), _AT_ONCE):
+                syscalls.write_at(file.fd, content[at : at + _AT_ONCE], at)
+            if root.settings.durable:
+                syscalls.sync(file.fd)
+    finally:
+        del mapping  # the traceback of an error would keep the file from others
     syscalls.rename(moving, target)
     if root.settings.durable:
         syscalls.sync_folder(folder)

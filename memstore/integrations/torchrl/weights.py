@@ -11,8 +11,8 @@ from typing import Any, Literal, NoReturn
 
 from torchrl.weight_update import WeightSyncScheme
 
-from memstore import Store
 from memstore.errors import KeyNotFoundError, StoreTimeoutError
+from memstore.store import Store
 
 _LOOK = 0.5  # seconds until a thread that waits sees that it is to end
 
