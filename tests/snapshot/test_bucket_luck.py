@@ -100,14 +100,13 @@ def on_two_ranks(server: ForkServer, function: Any, *arguments: Any, dead: tuple
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("third", range(4))
+@pytest.mark.parametrize(("victim", "third"), [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 3)])
 def test_a_rank_that_dies_at_a_request_leaves_the_snapshot_or_none(
     third: int, victim: int, url: str, options: dict[str, Any], rank_server: ForkServer
 ) -> None:
-    """At the first request, at the last one, and at two between them."""
+    """At the first request, at the last one, and of rank 0, which makes most of them, at two between them."""
     counts = all_right(on_two_ranks(rank_server, take_on_rank, url + "-counts", options, 0.0))
-    assert min(counts) >= 4
+    assert counts[0] >= 4 and counts[1] >= 2
     request = 1 + (counts[victim] - 1) * third // 3
     arguments = url, options, victim, request
     survivor = on_two_ranks(rank_server, take_and_die_on_rank, *arguments, dead=(victim,))[1 - victim]
@@ -135,6 +134,7 @@ def save_and_die(_: object, url: str, options: dict[str, Any], request: int) -> 
     os._exit(7)
 
 
+@pytest.mark.full
 @pytest.mark.full
 def test_a_manager_that_is_killed_at_any_request_leaves_a_whole_step(
     url: str, options: dict[str, Any], rank_server: ForkServer
