@@ -48,7 +48,7 @@ def check(url: str, options: dict[str, Any], expected: dict[str, torch.Tensor]) 
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_async", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_what_is_unchanged_is_not_put_and_the_base_may_go(
     is_async: bool, run: str, options: dict[str, Any], s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +76,7 @@ def test_what_is_unchanged_is_not_put_and_the_base_may_go(
     check(f"{run}/step-3", options, expected)
 
 
+@pytest.mark.full
 def test_a_base_whose_objects_vanish_is_written_whole(run: str, options: dict[str, Any], s3_proxy: FaultProxy) -> None:
     Snapshot.take(f"{run}/step-1", {"state": StateDict(weights())}, storage_options=options)
 
@@ -130,6 +131,7 @@ def test_an_increment_that_failed_leaves_copies_that_the_next_one_uses_or_remove
     check(f"{run}/step-2", options, state)
 
 
+@pytest.mark.full
 def test_a_manager_saves_increments_and_removes_any_step(
     run: str, options: dict[str, Any], s3_proxy: FaultProxy
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_snapshot_that_takes_the_place_of_another_one_is_never_mixed_with_it(
         old[1000:1064] + 0
 
 
+@pytest.mark.full
 def test_a_full_store_makes_room_by_other_snapshots_and_then_keeps_no_more(
     taken: str, options: dict[str, Any], store: memstore.Store, s3_proxy: FaultProxy
 ) -> None:

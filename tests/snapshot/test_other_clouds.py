@@ -72,7 +72,7 @@ def check(cloud: Cloud, name: str, fill: float = 1.0) -> None:
     assert torch.equal(found["weight"], torch.full((5000,), fill))
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("is_async", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_what_is_taken_is_restored_and_read_by_ranges(
     is_async: bool, cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +124,10 @@ def test_an_object_is_replaced_if_it_is_the_one_that_was_read(cloud: Cloud) -> N
     assert second.read_bytes(MANIFEST, 100) == b"2"
 
 
-@pytest.mark.parametrize("fault", ["cut", "failed", "told as failed"])
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param("cut", marks=pytest.mark.full), pytest.param("failed", marks=pytest.mark.full), "told as failed"],
+)
 def test_requests_that_fail_are_repeated(fault: str, cloud: Cloud) -> None:
     for name in (".safetensors.", MANIFEST):
 

@@ -47,7 +47,8 @@ def run(rank: int, path: str, kind: str) -> None:
     assert_same(train(model, optimizer, 4, 6), expected)
 
 
-@pytest.mark.parametrize("kind", ["fully_shard", pytest.param("FSDP", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["fully_shard", "FSDP"])
 def test_an_optimizer_of_a_sharded_module_continues(kind: str, path: str) -> None:
     all_right(on_ranks(2, run, path, kind))
     if kind == "fully_shard":  # on one rank, without FSDP
