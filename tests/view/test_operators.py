@@ -351,3 +351,15 @@ def test_a_leaf_on_another_device_comes_from_there(mode: Any, store: memstore.St
         assert lazy.to("meta").device == lazy.to(torch.float64).device == torch.device("meta")
         with pytest.raises(NotImplementedError, match="meta"):  # as of a tensor there
             lazy.to("cpu")
+
+
+def test_a_copy_into_a_tensor_without_memory_reads_nothing(store: memstore.Store) -> None:
+    """Loaders that count what they would copy do this: vLLM's reload, for one."""
+    store.put("w", torch.randn(512, 64))
+    leaf, before = store.view("w"), memstore.bytes_read()
+    for target, part in ((torch.empty(512, 64, device="meta"), leaf), (torch.empty(3, 64, device="meta"), leaf[5:8])):
+        assert target.copy_(part) is target
+    assert memstore.bytes_read() == before
+    with pytest.raises(RuntimeError):
+        torch.empty(4, 4, device="meta").copy_(leaf)
+    assert torch.equal(torch.empty(512, 64).copy_(leaf), store.get("w"))

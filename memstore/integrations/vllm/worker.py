@@ -97,6 +97,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
+        self._served = model  # an update may be for a draft model
         self.version: Round | None = None
         self._place: Place | None = None
         self._store: Store | None = None
@@ -179,7 +180,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
     def _load(self, wanted: Round) -> None:
         store, place = self._opened()
         taken = take_round(store, place, wanted)
-        is_target = self.model is self._default_model
+        is_target = self.model is self._served
         chosen = self._needed(taken, wanted) if is_target else taken.tensors
         if is_target:
             self.version = None
