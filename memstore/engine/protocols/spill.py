@@ -28,6 +28,7 @@ the sweep behind the commit removes it (`remove_moved`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -48,7 +49,7 @@ from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.root.spill import MOVING
 from memstore.engine.sync.primitives import deadline_after
-from memstore.errors import CorruptionError, MemstoreError, StoreTimeoutError
+from memstore.errors import CorruptionError, MemstoreError, StorageError, StoreTimeoutError, lack_of
 
 log = logging.getLogger("memstore")
 
@@ -201,12 +202,22 @@ def _move(root: Root, folder: str, needed: int, deadline: float) -> Moved:
         except CorruptionError as error:  # a verify says so, too
             log.warning("%s: the value of %r can't be moved: %s", root.path, one.row.key, str(error))
         except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise _failed(root, folder, error) from error
             remove_file(f"{folder}/{MOVING}")
             full = error
             break
     _look_again_from_now(root, candidates[passed:])
     log.debug("%s: moved %d bytes to %s", root.path, moved, folder)
     return Moved(moved, full)
+
+
+def _failed(root: Root, folder: str, error: OSError) -> OSError:
+    """Returns the same error, if this process lacks something; else that of a disk that fails."""
+    if isinstance(error, MemstoreError) or lack_of(error) is not None:
+        return error
+    text = f"{root.path}: a value can't be moved to {folder}: {error.strerror}: nothing was lost, and nothing was put"
+    return StorageError(text, code=error.errno, path=folder)
 
 
 def _copy(root: Root, folder: str, one: _Candidate) -> bool:
