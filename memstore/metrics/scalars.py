@@ -34,6 +34,7 @@ def scalars(store: Keyspace) -> dict[str, float]:
     return found
 
 
+_RATE = "{}{}_per_second"
 _GROWING = ("versions", "calls/", "bytes/", "seconds/")  # these are told as rates
 
 
@@ -78,7 +79,7 @@ class ScalarLogger:
             if not name.startswith(_GROWING):
                 told[f"{self._prefix}{name}"] = value
             elif self._before and passed > 0:
-                told[f"{self._prefix}{name}_per_second"] = (value - self._before.get(name, 0.0)) / passed
+                told[_RATE.format(self._prefix, name)] = (value - self._before.get(name, 0.0)) / passed
         self._at, self._before = now, found
         self._log(told, step)
         return True
