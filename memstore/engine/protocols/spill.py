@@ -59,7 +59,7 @@ _AT_ONCE = 64 << 20  # bytes a call
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 
 
-class Moved(NamedTuple):
+class SpillOutcome(NamedTuple):
     """Outcome of a call of `make_room`.
 
     Attributes:
@@ -71,25 +71,25 @@ class Moved(NamedTuple):
     full: OSError | None = None
 
 
-def make_room(root: Root, needed: int, deadline: float) -> Moved:
+def make_room(root: Root, needed: int, deadline: float) -> SpillOutcome:
     """Moves values of so many bytes, and of a part of all.
 
     Raises StorageError if the spill folder isn't there, StoreTimeoutError.
     """
     folder = root.storage.spill_folder()
     if folder is None:
-        return Moved(0)
+        return SpillOutcome(0)
     root.storage.check_spill()
     capacity = root.catalog.view(Transaction.counters).capacity
     if capacity and needed > capacity:  # it would not fit into an empty store
-        return Moved(0)
+        return SpillOutcome(0)
     before = root.catalog.view(Transaction.counters).live
     with _turn(root, folder, deadline) as is_ours:
         if not is_ours:
             raise StoreTimeoutError(f"{root.path}: waited for another process to move values to {folder}")
         others = before - root.catalog.view(Transaction.counters).live
         if others > needed:  # another process has made room
-            return Moved(others)
+            return SpillOutcome(others)
         try:
             root.mutex.run(_clear_away, deadline, root, folder)
             return _move(root, folder, needed, deadline)
@@ -187,7 +187,7 @@ def _extent_of(transaction: Transaction, segment: int, row: SegmentRow) -> Segme
 # --- the move --------------------------------------------------------------------------------------------------------
 
 
-def _move(root: Root, folder: str, needed: int, deadline: float) -> Moved:
+def _move(root: Root, folder: str, needed: int, deadline: float) -> SpillOutcome:
     """Takes steps 2 to 4."""
     candidates = _candidates(root)
     goal = max(needed, sum(one.row.nbytes for one in candidates) // _SHARE, 1)
@@ -209,7 +209,7 @@ def _move(root: Root, folder: str, needed: int, deadline: float) -> Moved:
             break
     _look_again_from_now(root, candidates[passed:])
     log.debug("%s: moved %d bytes to %s", root.path, moved, folder)
-    return Moved(moved, full)
+    return SpillOutcome(moved, full)
 
 
 def _failed(root: Root, folder: str, error: OSError) -> OSError:
