@@ -352,6 +352,11 @@ _NONE = frozenset(
 )  # those that are None to ask for nothing
 
 
+def lazy_of(store: AsyncStore) -> LazyStore:
+    """Returns what opens the store at its first call, and names the pools of its calls."""
+    return store._lazy
+
+
 def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
     root = store._lazy.opened_root
     return AsyncRef(ref, HERE if root is None or root.owners.is_alone else ALL_HOSTS)

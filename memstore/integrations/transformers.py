@@ -17,6 +17,7 @@ import torch
 from transformers.trainer_callback import TrainerCallback
 
 import memstore
+from memstore._threads import between_forks
 from memstore.errors import StructureMismatchError
 from memstore.snapshot import RNGState, StateDict
 
@@ -57,7 +58,8 @@ def from_store(
         StructureMismatchError: the weights aren't those of the model, which names them.
     """
     if isinstance(config, (str, os.PathLike)):
-        from transformers.models.auto.configuration_auto import AutoConfig
+        with between_forks():
+            from transformers.models.auto.configuration_auto import AutoConfig
 
         config = AutoConfig.from_pretrained(os.fspath(config))
     target: Any = cls

@@ -44,9 +44,9 @@ from memstore.errors import (
     StructureMismatchError,
     UnsupportedValueError,
 )
-from memstore.listing import check_store
+from memstore.listing import check_store, timeout_of
 from memstore.store.model_fit import is_spread
-from memstore.store.store import Store, begin_follow, reopen, timeout_of
+from memstore.store.store import Store, begin_follow, reopen
 
 log = logging.getLogger("memstore")
 

@@ -134,7 +134,7 @@ class ModelLoad:
             timeout: seconds for the other ranks, once it is done.
         """
         # A sharded module needs some of the bytes only; else its host keeps a copy of all of them.
-        target = Target(model, optimizer, strict, cast, is_spread(model))
+        target = LoadTarget(model, optimizer, strict, cast, is_spread(model))
         if self._call is not None and not self.is_alone:
             if self.leads:
                 return self._lead(self._call, target, wait, deadline, timeout)
@@ -146,7 +146,7 @@ class ModelLoad:
     def _lead(
         self,
         call: StoreCall,
-        target: Target,
+        target: LoadTarget,
         wait: Callable[[], object] | None,
         deadline: float,
         timeout: float,
@@ -176,7 +176,7 @@ class ModelLoad:
         _raise_unfilled(call, end)
         return pin.record.version
 
-    def _follow(self, call: StoreCall, target: Target, deadline: float, timeout: float) -> int:
+    def _follow(self, call: StoreCall, target: LoadTarget, deadline: float, timeout: float) -> int:
         """Takes the steps of a rank other than 0."""
         found, filled = f"{_FOUND}/{call.rank}", f"{_FILLED}/{call.rank}"
         # 1. Map the version that rank 0 has taken.
@@ -220,7 +220,7 @@ class ModelLoad:
                 self._call.say(_VERSION, TakenVersion(error=told(error, 0)))
 
 
-class Target(NamedTuple):
+class LoadTarget(NamedTuple):
     """The modules of this rank that a load fills, as the arguments of `load_model` say it."""
 
     model: torch.nn.Module
@@ -245,7 +245,7 @@ class PreparedLoad(NamedTuple):
         return self.pin.record.version
 
 
-def prepare_load(root: Root, key: str, options: PinOptions, target: Target, deadline: float) -> PreparedLoad:
+def prepare_load(root: Root, key: str, options: PinOptions, target: LoadTarget, deadline: float) -> PreparedLoad:
     """Takes the newest version for a process that loads it alone, and compares it with the modules.
 
     Raises KeyNotFoundError, StructureMismatchError, StoreTimeoutError.

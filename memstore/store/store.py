@@ -1345,15 +1345,10 @@ def begin_follow(
 ) -> PreparedLoad:
     """Takes all steps of a `load_model` of this process alone, up to the copy. Errors as `load_model`."""
     with between_forks():
-        from memstore.store.models import Target, prepare_load
+        from memstore.store.models import LoadTarget, prepare_load
 
     root = opened(store, timeout)
-    target = Target(model, None, strict, cast, False)
+    target = LoadTarget(model, None, strict, cast, False)
     load = prepare_load(root, key, store._as_opened, target, deadline_after(timeout))
     store._gets += 1
     return load
-
-
-def timeout_of(store: Store) -> float:
-    """Returns the seconds that the store's calls take at most which aren't told otherwise."""
-    return store._timeout
