@@ -195,7 +195,7 @@ def _move(root: Root, folder: str, needed: int, deadline: float) -> int:
                 raise
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise _failed(root, folder, error) from error
-            remove_file(f"{folder}/{MOVING}")
+            root.mutex.run(_clear_away, deadline, root, folder)
             break  # the disk is full
     _look_again_from_now(root, candidates[passed:])
     log.debug("%s: moved %d bytes to %s", root.path, moved, folder)
