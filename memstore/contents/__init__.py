@@ -6,6 +6,10 @@ merging      the parts of all ranks as one value; in a repair, headers made anew
 reading      a mapped entry as a value; checksums compared; bytes that lie on other hosts; how many bytes were read
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.contents.deltas import draft_delta
@@ -29,38 +33,3 @@ from memstore.contents.reading import (
 )
 from memstore.contents.writing import PartDraft, draft, draft_part, flatten, inline_limit, inline_limit_when_crowded
 from memstore.sharding import Boxes, StoredBox
-
-__all__ = [
-    "Boxes",
-    "CHECKSUM_SIZE",
-    "ReadOptions",
-    "PLAIN_READ",
-    "PartDraft",
-    "StoredBox",
-    "blame",
-    "bring",
-    "bring_rows",
-    "box_table",
-    "boxes_of",
-    "bytes_read",
-    "count_read",
-    "encode_boxes",
-    "content_of_headers",
-    "damaged",
-    "draft",
-    "draft_delta",
-    "draft_part",
-    "flatten",
-    "header_of",
-    "header_of_part",
-    "inline_limit",
-    "inline_limit_when_crowded",
-    "locate",
-    "memory_of",
-    "merge",
-    "read",
-    "read_bare",
-    "read_content",
-    "receive_rows",
-    "verify",
-]

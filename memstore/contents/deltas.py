@@ -51,7 +51,7 @@ def draft_delta(root: Root, key: bytes, flat: FlatValue, base: MappedEntry, expe
     def is_same(tensor: torch.Tensor, leaf: Leaf) -> bool:
         return same_bytes(tensor.data_ptr(), address + leaf.offset, leaf.nbytes)
 
-    delta = structure.compare(flat, found.plan, is_same)
+    delta = structure.compare_leaves(flat, found.plan, is_same)
     if delta is None or delta.part.plan.nbytes > _MOST_CHANGED * flat.plan.nbytes:
         return None
     earlier, ahead = found.plan.leaves, record.start

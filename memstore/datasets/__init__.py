@@ -7,6 +7,10 @@ dataset  Dataset: what a user calls; how a Store creates and opens one
 Control page, mutex and states are the engine's: `engine/protocols/mutable.py`.
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.datasets.dataset import (
@@ -38,31 +42,3 @@ from memstore.datasets.rows import (
     spec_of,
     take_batch,
 )
-
-__all__ = [
-    "Batch",
-    "Dataset",
-    "NoLeafError",
-    "EntryReference",
-    "SharedRows",
-    "Spec",
-    "arrays_over",
-    "as_name",
-    "as_row",
-    "control_of",
-    "create_dataset",
-    "create_dataset_from",
-    "hold_rows",
-    "in_range",
-    "open_dataset",
-    "opened",
-    "put_entry",
-    "reduce",
-    "rows_html",
-    "check_capacity",
-    "rows_of_spec",
-    "rows_text",
-    "shared_rows",
-    "spec_of",
-    "take_batch",
-]

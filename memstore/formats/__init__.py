@@ -10,6 +10,10 @@ files          documents that lie beside tensors; new files, which appear whole 
 A Store imports this package when it is first needed, `between_forks`; tensordict comes later still, with memmap.
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.formats.attach import Format, describe_files, file_format, load_files
@@ -41,42 +45,3 @@ from memstore.formats.safetensors import (
     write_checkpoint,
 )
 from memstore.formats.torch_save import Frames, PlacedTensor, is_legacy
-
-__all__ = [
-    "ByteMeter",
-    "Format",
-    "Frames",
-    "INDEX",
-    "PlacedTensor",
-    "WholeFile",
-    "are_sizes",
-    "as_tensordict",
-    "as_written",
-    "beside_weights",
-    "check_export",
-    "damaged",
-    "describe_files",
-    "export_value",
-    "file_format",
-    "find_in_folder",
-    "has_devices",
-    "header_of",
-    "index_of",
-    "is_legacy",
-    "load_files",
-    "make_memmap_folder",
-    "parse_value",
-    "read_metadata",
-    "read_whole",
-    "save_torch",
-    "shard_names",
-    "shards_of",
-    "sync_all",
-    "ties_weights",
-    "what_special",
-    "whole_files",
-    "why_not",
-    "write_checkpoint",
-    "write_tensor",
-    "write_tensors",
-]

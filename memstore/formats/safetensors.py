@@ -12,6 +12,7 @@ beside_weights                        a model's configuration, and what else lie
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -270,6 +271,9 @@ def beside_weights(config: Any, dtype: torch.dtype | None) -> list[Beside]:
                 if is_other and stat.S_ISREG(os.stat(file).st_mode):
                     others.append(Beside(name, file))
             path = f"{path}/{_CONFIG}"
+        if not os.path.exists(path):
+            what = f"config is a folder with a {_CONFIG}, or such a file, and no name of a hub: there is none"
+            raise FileNotFoundError(errno.ENOENT, what, path)
         found: Any = parse_value(path, read_whole(os.path.realpath(path)))
         where = path
     else:

@@ -3,4 +3,5 @@
 dcp         torch.distributed.checkpoint: storage, planners and a stager
 torchrl     a storage and a writer for TorchRL's replay buffers
 torchstore  TorchStore's functions
+vllm        the engines of vLLM's weight transfer
 """

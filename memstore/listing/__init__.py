@@ -6,6 +6,10 @@ absent      what an error says of a key that isn't there
 entries     what the catalog says of each entry; keys drawn as a tree
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.listing.absent import absent, near, no_value, no_values, version_gone
@@ -38,38 +42,3 @@ from memstore.listing.keyspace import (
     wanted_of,
 )
 from memstore.listing.outline import OutlineLeaf, UnknownKindError, outline
-
-__all__ = [
-    "COLUMNS",
-    "GLOB",
-    "KeyTree",
-    "Keyspace",
-    "OutlineLeaf",
-    "ListedEntry",
-    "Mode",
-    "UnknownKindError",
-    "WhileRead",
-    "abort_attempt",
-    "absent",
-    "cells",
-    "check_store",
-    "entries",
-    "entries_after",
-    "has_keys",
-    "key_tree",
-    "may_write",
-    "near",
-    "no_match",
-    "no_value",
-    "no_values",
-    "open_elsewhere",
-    "open_keyspace",
-    "opened",
-    "outline",
-    "tell_of_wait",
-    "timeout_of",
-    "value_bytes",
-    "version_entries",
-    "version_gone",
-    "wanted_of",
-]

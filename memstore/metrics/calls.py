@@ -78,10 +78,10 @@ def count_calls() -> None:
     Call it before you open stores: a store asks when it is opened whether its gets and waits are counted. A forked
     child goes on counting, from what its parent had.
 
-    Counted are "put", "get", "view" and "wait" (that found something), "fetch" (bytes of other hosts), "take",
-    "async_take" and "restore" of snapshots, "sweep" (files that were given back), "evict" (kept versions that went for
-    lack of room), "replay wait" (before a rate limiter, or for rows), "replay retry" (sampled rows that were
-    overwritten while they were copied). A call that raises isn't counted.
+    Counted are "put", "get", "view" and "wait" (that found something), "fetch" (bytes of other hosts), "follow" (a
+    follower has loaded a version), "take", "async_take" and "restore" of snapshots, "sweep" (files that were given
+    back), "evict" (kept versions that went for lack of room), "replay wait" (before a rate limiter, or for rows),
+    "replay retry" (sampled rows that were overwritten while they were copied). A call that raises isn't counted.
     """
     _observer.counts_calls = True
     listening.observer = _observer
@@ -98,14 +98,14 @@ def trace_calls(tracer_provider: Any = None) -> None:
         tracer_provider: a TracerProvider of OpenTelemetry; None: the global one.
 
     Raises:
-        MissingPackageError: OpenTelemetry isn't installed: ``pip install 'memstore[otel]'``.
+        MissingPackageError: OpenTelemetry isn't installed: ``pip install 'memstore-torch[otel]'``.
     """
     try:
         with between_forks():
             from opentelemetry import trace
     except ImportError as error:
         raise MissingPackageError(
-            "spans take the package opentelemetry-api: pip install opentelemetry-api, or the extra `otel` of memstore"
+            "spans take the package opentelemetry-api: pip install opentelemetry-api, or memstore-torch[otel]"
         ) from error
     _observer.tracer = trace.get_tracer("memstore", tracer_provider=tracer_provider)
     listening.observer = _observer

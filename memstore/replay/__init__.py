@@ -10,6 +10,10 @@ sampling    pick, copy, look again; rows without a sampler; the TensorDicts that
 buffer      ReplayBuffer: what a user calls
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.replay.buffer import (
@@ -22,17 +26,3 @@ from memstore.replay.buffer import (
 )
 from memstore.replay.entry import RateLimiter
 from memstore.replay.sampling import BufferRows, Sampler, SamplerOptions, look_at_rows
-
-__all__ = [
-    "BufferRows",
-    "RateLimiter",
-    "ReplayBuffer",
-    "Sampled",
-    "Sampler",
-    "SamplerOptions",
-    "copied_rows",
-    "look_at_rows",
-    "parts_by_age",
-    "sample_rows",
-    "sample_slices",
-]

@@ -5,6 +5,10 @@ shards       which boxes each rank of a mesh holds, by torch's placements; the s
              ShardedTensors; new memory like them
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.sharding.boxes import (
@@ -42,37 +46,3 @@ from memstore.sharding.shards import (
     place,
     sharded_leaf,
 )
-
-__all__ = [
-    "MOST_DIMENSIONS",
-    "NO_BOXES",
-    "Box",
-    "BoxIndex",
-    "Boxes",
-    "BoxCopies",
-    "Cover",
-    "MeshLayout",
-    "Offsets",
-    "MeshPiece",
-    "Shard",
-    "ShardedLeaf",
-    "Split",
-    "StoredBox",
-    "TensorShard",
-    "TensorShards",
-    "allocate_like",
-    "box_of",
-    "copies",
-    "cover",
-    "cover_of",
-    "layout_of",
-    "local_shape",
-    "overlap",
-    "narrow_to",
-    "place",
-    "runs",
-    "sharded_leaf",
-    "slabs",
-    "uncovered",
-    "whole",
-]

@@ -368,7 +368,7 @@ def _import_obstore(url: str) -> Any:
             import obstore
     except ImportError:
         raise MissingPackageError(
-            f"{url}: object stores need the package obstore: pip install 'memstore[cloud]'"
+            f"{url}: object stores need the package obstore: pip install 'memstore-torch[cloud]'"
         ) from None
     return obstore
 

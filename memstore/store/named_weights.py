@@ -6,7 +6,7 @@ export_hf       the folder
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from memstore.engine import Path, Record, decode_external
 from memstore.errors import UnsupportedValueError
 from memstore.store.model_fit import saved_weights
 from memstore.structure import modes
-from memstore.view import StoredTensor
+from memstore.view import StoredTensor, bytes_shown
 
 if TYPE_CHECKING:
     from memstore.formats import WholeFile
@@ -99,8 +99,11 @@ def export_hf(
     beside = formats.beside_weights(config, dtype)
     tensors = named_weights(key, value, prefix, None)
     if formats.ties_weights(beside):  # a loader ties them again; else each name has its own bytes
-        first: dict[int, str] = {}
-        tensors = {name: leaf for name, leaf in tensors.items() if first.setdefault(id(leaf), name) == name}
+        first: dict[Hashable, str] = {}
+        places = {name: bytes_shown(leaf) if isinstance(leaf, StoredTensor) else name for name, leaf in tensors.items()}
+        tensors = {name: leaf for name, leaf in tensors.items() if first.setdefault(places[name], name) == name}
+    if not tensors:
+        raise UnsupportedValueError(f"the value of {key!r} has no tensors to be written", key=key)
     for name, leaf in tensors.items():
         special = None if isinstance(leaf, StoredTensor) else formats.what_special(leaf)
         reason = f"it is {special}" if special else formats.why_not(name, formats.as_written(leaf, dtype))

@@ -1160,7 +1160,9 @@ class Store(Keyspace):
             from memstore.store.named_weights import export_hf
 
         check_progress(progress)
-        target, limit = check_export(f"{os.fspath(path)}/", "safetensors", max_shard_size)
+        target, limit = check_export(path, "safetensors", max_shard_size)
+        if target.endswith(".safetensors"):
+            raise ValueError(f"{target}: export_hf writes a folder: choose another name, or Store.export writes a file")
         if dtype is not None:
             structure.check_dtype(dtype)
         link = flag("link", link)

@@ -128,18 +128,17 @@ def checked(key: str, value: Any, as_type: Any) -> Any:
         StructureMismatchError: it isn't.
         TypeError: `as_type` is no class.
     """
-    kind = get_origin(as_type) or as_type
+    kind, what = get_origin(as_type) or as_type, f"is {an_instance(value)}"
     if is_typeddict(kind):
-        lacking = sorted(map(repr, kind.__required_keys__ - value.keys())) if isinstance(value, dict) else []
-        if isinstance(value, dict) and not lacking:
-            return value
-        what = f"lacks {first_of(lacking, 5)}" if lacking else f"is {an_instance(value)}"
+        if isinstance(value, dict):
+            lacking = sorted(repr(name) for name in kind.__required_keys__ if name not in value)
+            if not lacking:
+                return cast("Any", value)
+            what = f"lacks {first_of(lacking, 5)}"
     elif not isinstance(kind, type):
         raise TypeError(f"as_type is a class, such as dict or torch.Tensor, and not {as_type!r:.100}")
     elif isinstance(value, kind):
         return value
-    else:
-        what = f"is {an_instance(value)}"
     name = getattr(kind, "__qualname__", kind)
     raise StructureMismatchError(f"{key!r} {what}, and as_type={name} was asked for: give its own type", key=key)
 

@@ -1,7 +1,7 @@
 """Deltas of values: which leaves of a value have the bytes that an earlier value has, and the plan of both together.
 
-`compare` takes a flattened value apart into leaves that lie in the data section of the earlier one, and the others,
-which are flattened anew. `place` gives the description of the whole value once it is known where the others lie.
+`compare_leaves` takes a flattened value apart into leaves that lie in the data section of the earlier one, and the
+others, which are flattened anew. `place` gives the plan of the whole value once it is known where the others lie.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DeltaLeaves(NamedTuple):
         return plan_of(describe(tree, leaves, plan.traits, plan.same, False))
 
 
-def compare(flat: FlatValue, earlier: Plan, is_same: Callable[[torch.Tensor, Leaf], bool]) -> DeltaLeaves | None:
+def compare_leaves(flat: FlatValue, earlier: Plan, is_same: Callable[[torch.Tensor, Leaf], bool]) -> DeltaLeaves | None:
     """Finds the leaves of a value that an earlier one has. Returns None where the value has tensors that share bytes.
 
     Args:

@@ -203,8 +203,8 @@ def entry(root: str, key: str) -> dict[str, Any]:
     It loads torch, which takes seconds the first time.
     """
     with between_forks():
-        import memstore
-    with memstore.open(root, "r", timeout=_TIMEOUT) as store:
+        from memstore.store.opening import open as open_store
+    with open_store(root, "r", timeout=_TIMEOUT) as store:
         info = store.info(key)
     shards = 0
     leaves: list[dict[str, Any]] = []

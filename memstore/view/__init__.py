@@ -9,25 +9,22 @@ views        StoredTensor, the lazy leaf that users have: made, sent, saved, and
              versions; their leaves loaded one by one; the parts of a value without its containers
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.view.leaf_boxes import LeafBoxes, Points
 from memstore.view.source import LeafBytes, Memory, Source, StoredLeaf
-from memstore.view.views import StoredTensor, ValueParts, distribute, lazy_leaf, load_leaf, own_leaf, parts_of, view
-
-__all__ = [
-    "LeafBoxes",
-    "LeafBytes",
-    "Memory",
-    "ValueParts",
-    "Points",
-    "Source",
-    "StoredLeaf",
-    "StoredTensor",
-    "distribute",
-    "lazy_leaf",
-    "load_leaf",
-    "own_leaf",
-    "parts_of",
-    "view",
-]
+from memstore.view.views import (
+    StoredTensor,
+    ValueParts,
+    bytes_shown,
+    distribute,
+    lazy_leaf,
+    load_leaf,
+    own_leaf,
+    parts_of,
+    view,
+)

@@ -115,6 +115,7 @@ def refusal(leaf: LazyTensor, what: str) -> ReadOnlyError:
 
 _STRIDED = torch.strided
 _DEVICE: Any = torch.ops.prim.device.default
+_COPY: Any = torch.ops.aten.copy_.default
 _getitem: Callable[[Any, Any], Any] = torch.Tensor.__getitem__
 _FLAT = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype})
 
@@ -137,6 +138,9 @@ def run(
         if type(made) is torch.Tensor and made.layout is _STRIDED:
             return made.clone() if made.untyped_storage() is real.untyped_storage() else made
         return _apart(made, [real])
+    if operator is _COPY and args[0].is_meta:  # of a loader that counts what it would copy: no byte is needed
+        both: Any = args
+        return operator(both[0], torch.empty(both[1].shape, dtype=both[1].dtype, device=_META), *both[2:])
     return _run_on_values(operator, rule, args, kwargs or {})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -550,6 +550,17 @@ def load_leaf(leaf: LazyTensor) -> torch.Tensor:
             keep = source.memory if source.mapping is None else source.mapping
             plain.untyped_storage()._memstore_mapping = keep  # type: ignore[attr-defined]
         return traits.with_traits(plain, kind_of(leaf))
+
+
+def bytes_shown(leaf: LazyTensor) -> Hashable:
+    """Returns what is equal for leaves of one view that are the same tensor, as tied weights are. Reads nothing.
+
+    Of a leaf that ranks put in parts it is the leaf itself: nobody else has it.
+    """
+    stored = leaf.stored
+    if isinstance(stored, LeafBytes):
+        return stored.offset, leaf.dtype, tuple(leaf.shape), leaf.shown.stride()
+    return id(leaf)
 
 
 def own_leaf(leaf: LazyTensor, sources: dict[Source, Source | None]) -> torch.Tensor:

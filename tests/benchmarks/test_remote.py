@@ -91,3 +91,15 @@ def test_a_store_brings_values_from_host_to_host(tmp_path_factory: pytest.TempPa
             readers.read(WORKS[1], 8, 3, check=True)
             assert store.owner.sent_bytes() - before < 1.1 * WORKS[1].moved, "one value for all of them"
             readers.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_broadcast_is_measured(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each get is compared with its source."""
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    found = broadcast.measure_with(3, 4 << 20, 1)
+    sent = next(goal for goal in found.goals if "sent" in goal.what)
+    assert sent.found.median < 3.5 and not found.absent

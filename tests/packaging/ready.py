@@ -11,6 +11,9 @@ from memstore._version import __version__
 
 ROOT = Path(__file__).parents[2]
 FORM = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+PLACEHOLDER = "https://github.com/OWNER/memstore"
+ADDRESSED = ("pyproject.toml", "SECURITY.md", "docs/quickstart.md")
+VERSIONED = ("CITATION.cff", "conda/recipe.yaml")
 HEADING = re.compile(r"^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$", re.MULTILINE)
 
 
@@ -27,7 +30,12 @@ def main() -> None:
 
 def missing(version: str, root: Path, *, current: str = __version__) -> list[str]:
     """What stands in the way of a release; nothing, if the list is empty."""
-    return [*_in_version(version, current), *_in_changelog(version, root / "CHANGELOG.md"), *_in_git(version, root)]
+    return [
+        *_in_version(version, current),
+        *_in_changelog(version, root / "CHANGELOG.md"),
+        *_of_place(version, root),
+        *_in_git(version, root),
+    ]
 
 
 def _in_version(version: str, current: str) -> list[str]:
@@ -54,6 +62,21 @@ def _in_changelog(version: str, path: Path) -> list[str]:
         found.append(f"{path.name}: the heading of {version} has no date, as in '## [{version}] - 2026-01-31'")
     if not HEADING.split(after)[0].strip():
         found.append(f"{path.name} says nothing of {version}")
+    return found
+
+
+def _of_place(version: str, root: Path) -> list[str]:
+    """The files that name the repository, or the version, as well."""
+    found: list[str] = []
+    for name in (*ADDRESSED, *VERSIONED):
+        path = root / name
+        if not path.exists():
+            continue
+        text = path.read_text(encoding="utf-8")
+        if name in ADDRESSED and PLACEHOLDER in text:
+            found.append(f"{name} has the placeholder {PLACEHOLDER}: make address REPOSITORY=https://github.com/...")
+        if name in VERSIONED and not re.search(rf"\b{re.escape(version)}\b", text):
+            found.append(f"{name} doesn't say {version}: write it there")
     return found
 
 

@@ -16,7 +16,7 @@ from tests.packaging.archives import ROOT, Archives, build, install, run
 pytest.importorskip("build")  # comes with the extra `test`
 pytest.importorskip("hatchling")
 
-INFO = f"memstore-{memstore.__version__}.dist-info"
+INFO = f"memstore_torch-{memstore.__version__}.dist-info"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def test_the_wheel_has_the_package_and_nothing_else(archives: Archives) -> None:
 
 def test_the_wheel_says_what_it_needs(archives: Archives) -> None:
     said = HeaderParser().parsestr(archives.read(f"{INFO}/METADATA"))
-    assert (said["Name"], said["Version"]) == ("memstore", memstore.__version__)
+    assert (said["Name"], said["Version"]) == ("memstore-torch", memstore.__version__)
+    assert {line.partition(", ")[0] for line in said.get_all("Project-URL", [])} >= {"Repository", "Changelog"}
     assert said["License-Expression"] == "BSD-3-Clause"
     needed = [Requirement(line) for line in said.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert {one.name for one in needed} == {

@@ -11,9 +11,10 @@ from pathlib import Path
 import click
 import pytest
 
+import memstore
 from tests.documents.test_site import SPHINX
 from tests.packaging.archives import ROOT
-from tests.packaging.ready import missing
+from tests.packaging.ready import ADDRESSED, PLACEHOLDER, VERSIONED, missing
 
 READY = """# Changelog
 
@@ -129,7 +130,7 @@ def test_make_knows_the_targets_that_pages_name() -> None:
 
 # What tests are skipped without, and no extra names. joblib comes with scikit-learn, and torchrl has an environment of
 # its own; who works on what the others are for installs them by hand.
-IN_NO_EXTRA = {"joblib", "torchao", "torchdata", "torchrl", "transformers", "yaml"}
+IN_NO_EXTRA = {"joblib", "tensorboard", "torchao", "torchdata", "torchrl", "transformers", "vllm", "yaml"}
 
 
 def test_make_test_full_installs_what_tests_are_skipped_without() -> None:
@@ -139,7 +140,8 @@ def test_make_test_full_installs_what_tests_are_skipped_without() -> None:
     rule = re.search(r"^test-full: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert rule is not None
     installed = {name for extra in re.findall(r"\.has-(\w+)", rule[1]) for name in packages_of(extra)}
-    missing = {name for name in needed - IN_NO_EXTRA if name.replace("_", "-") not in installed}
+    named = {name: {name.replace("_", "-"), f"{name}-sdk"} for name in needed - IN_NO_EXTRA}  # opentelemetry-sdk
+    missing = {name for name, packages in named.items() if not packages & installed}
     assert missing == set(), "name an extra that has them in the rule, or the packages above"
     assert needed >= IN_NO_EXTRA, "no test is skipped without these any more"
 
@@ -175,3 +177,45 @@ def test_each_form_of_a_running_store_asks_for_its_state_and_for_the_machine() -
         text = form.read_text()
         if "install" not in form.name and "documents" not in form.name:
             assert "memstore stats ROOT --json" in text and "memstore bench --json" in text, form.name
+
+
+PLACES = [
+    ("pyproject.toml", '[project.urls]\nRepository = "https://github.com/OWNER/memstore"\n', "make address"),
+    ("CITATION.cff", "version: 1.2.2\n", "doesn't say 1.2.3"),
+    ("conda/recipe.yaml", "version: 1.2.2\n", "doesn't say 1.2.3"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "says"), PLACES)
+def test_a_file_that_has_another_version_or_no_address(checkout: Path, name: str, text: str, says: str) -> None:
+    (checkout / name).parent.mkdir(exist_ok=True)
+    (checkout / name).write_text(text)
+    commit(checkout)
+    (line,) = missing("1.2.3", checkout, current="1.2.3")
+    assert name in line and says in line
+    (checkout / name).write_text(text.replace("1.2.2", "1.2.3").replace("OWNER", "somebody"))
+    commit(checkout)
+    assert missing("1.2.3", checkout, current="1.2.3") == []
+
+
+def test_files_that_name_the_version_name_this_one() -> None:
+    for name in VERSIONED:
+        assert re.search(rf"^ *version: {re.escape(memstore.__version__)}$", (ROOT / name).read_text(), re.MULTILINE)
+
+
+def test_one_command_puts_the_address_everywhere(tmp_path: Path) -> None:
+    """In a checkout of its own, with the files as they are here."""
+    for name in (*ADDRESSED, *VERSIONED, "Makefile"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    git(tmp_path, "init", "--quiet")
+    commit(tmp_path)
+    before = [name for name in ADDRESSED if PLACEHOLDER in (tmp_path / name).read_text()]
+    assert before == list(ADDRESSED)
+    refused = subprocess.run(["make", "address"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode != 0 and "REPOSITORY" in refused.stderr
+    command = ["make", "address", "REPOSITORY=https://github.com/somebody/memstore"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    for name in (*ADDRESSED, *VERSIONED):
+        text = (tmp_path / name).read_text()
+        assert PLACEHOLDER not in text and "https://github.com/somebody/memstore" in text, name

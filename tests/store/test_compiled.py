@@ -16,6 +16,7 @@ import memstore
 from memstore.convert import convert
 from memstore.deferred_init import deferred_init, is_deferred, materialize_module
 from memstore.integrations import dcp
+from tests.examples import one_in
 
 pytestmark = pytest.mark.embedded
 
@@ -117,8 +118,9 @@ CALLS: dict[str, Call] = {
 
 @torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)
 @pytest.mark.filterwarnings("error:Dynamo does not know how to trace")
-@pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-def test_a_call_gives_what_it_gives_uncompiled(call: Call, root: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", one_in(2, CALLS))
+def test_a_call_gives_what_it_gives_uncompiled(name: str, root: str, tmp_path: Path) -> None:
+    call = CALLS[name]
     compiled: Call = torch.compile(call, backend="eager")
     with memstore.open(root, timeout=10.0) as store, memstore.open(f"{root}-plain", timeout=10.0) as plain:
         (tmp_path / "plain").mkdir()

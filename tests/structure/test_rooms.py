@@ -15,7 +15,7 @@ HOME = Path(__file__).parent.parent.parent / "memstore/structure"
 PREFIX = "memstore.structure."
 FLOORS = (  # from the bottom
     *("refusals", "traits", "memory", "tree", "classes", "objects", "plans", "walk", "containers", "tensors"),
-    *("tensordicts", "flattening", "rebuilding", "targets"),
+    *("tensordicts", "flattening", "deltas", "rebuilding", "targets"),
 )
 
 

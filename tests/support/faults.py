@@ -29,6 +29,7 @@ from memstore.engine import Catalog, syscalls
 COMMIT = "catalog.commit"
 
 _PURE = {
+    "same_bytes",
     "buffer_address",
     "memory_at",
     "long_words",

@@ -259,7 +259,13 @@ def secure(keys: Iterable[bytes], silent: set[bytes], copied: list[int] | None =
 
 
 def _untold(tables: Tables, keys: Sequence[bytes]) -> list[bytes]:
-    return list({other: None for key in keys for other in _together(tables, key)[1]})
+    found, seen = dict[bytes, None](), set[bytes]()
+    for key in keys:
+        if key not in seen:
+            together, untold = _together(tables, key)
+            seen.update(together)
+            found |= dict.fromkeys(untold)
+    return list(found)
 
 
 def _together(tables: Tables, key: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -330,10 +336,11 @@ def _plan_one(tables: Tables, key: bytes) -> tuple[Grant, set[bytes]] | Failed |
 def keep_all(tables: Tables, request: KeepAll) -> Answer:
     """Returns the records that another host is to keep from now on: of all that belongs together, or of one key."""
     keys = [key for key, _ in request.rows]
-    together, untold = _together(tables, keys[0])
+    found, untold = _together(tables, keys[0])
+    together, asked = set(found), set(keys)
     if untold or not is_known(own_standing(tables), request.keeper):
         return Later()
-    if not all(key in keys or isinstance(_plan_one(tables, key), Failed | None) for key in together):
+    if not all(key in asked or isinstance(_plan_one(tables, key), Failed | None) for key in together):
         return Later()
     entries = [tables.record(key) if key in together else None for key in keys]
     for key, entry in zip(keys, entries, strict=True):

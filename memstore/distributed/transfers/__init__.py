@@ -3,6 +3,7 @@
 messages   what is said on a stream; ranges of bytes, and of memory on their way through a socket
 sending    the host where bytes lie: answers what is asked on streams, and pins what others look at
 receiving  the host where they are needed: streams, requests, and transfers over several of them
+relays     which of these are passed on to other hosts while they are filled, and whom readers are sent to
 copies     values, and parts of sharded ones, in segments of this host, for all of its processes
 transfers  what a process asks for: which of these it gets, and values of which bytes are absent
 rdma       registered memory of index processes, in place of streams; imported when it is needed

@@ -29,6 +29,7 @@ from memstore.distributed.transfers.messages import (
     HEAD,
     LACKING,
     LENGTH,
+    NO_RANGES,
     RANGE_SIZE,
     RANGES_LIMIT,
     REFER,
@@ -39,6 +40,7 @@ from memstore.distributed.transfers.messages import (
     Bring,
     Fetch,
     FetchCopy,
+    Numbers,
     Pieces,
     PinSegments,
     Ranges,
@@ -242,6 +244,7 @@ def send_all(stream: socket.socket, parts: Sequence[memoryview]) -> None:
 _PIECE = 4 << 20  # bytes
 _LOOK_EVERY = 0.001  # seconds, for bytes that have arrived
 _SIGN_EVERY = 0.2  # seconds, for a reader that waits
+_NOTHING_YET = Pieces(NO_RANGES.starts, NO_RANGES.stops)
 
 
 def pass_on(root: Root, stream: socket.socket, request: FetchCopy, slots: Slots) -> None:
@@ -252,7 +255,10 @@ def pass_on(root: Root, stream: socket.socket, request: FetchCopy, slots: Slots)
     said = time.monotonic()
     while rest:
         ready = copy.ready(rest.split(_PIECE)[0])
-        if ready is not None and ready.sizes.size:
+        if ready is None:
+            send_all(stream, [memoryview(LENGTH.pack(LACKING))])
+            return
+        if ready is not _NOTHING_YET:
             nbytes = int(ready.sizes.sum())
             head = memoryview(LENGTH.pack(nbytes))
             for group, is_packed in ready.groups():
@@ -260,9 +266,6 @@ def pass_on(root: Root, stream: socket.socket, request: FetchCopy, slots: Slots)
                 head = memoryview(b"")
             rest = rest.split(nbytes)[1]
             said = time.monotonic()
-        elif ready is None:
-            send_all(stream, [memoryview(LENGTH.pack(LACKING))])
-            return
         else:
             if time.monotonic() - said > _SIGN_EVERY:
                 send_all(stream, [memoryview(LENGTH.pack(0))])
@@ -288,33 +291,22 @@ class _CopyRead:
         """Returns where the first of these bytes lie that are there, perhaps none yet. None: they won't come."""
         first, end = int(wanted.starts[0]), int(wanted.stops[0])
         if self._mapping is not None and not self._is_part:
-            return Pieces(wanted.starts + (self._mapping.address + self._shift), wanted.sizes)
+            return _within(self._mapping, wanted.starts + self._shift, wanted.sizes)
         slot = self._slots.find(self._place)  # before the table, where the copy is before the slot is freed
         if self._mapping is None and (slot is None or not slot.segment):
             self._map_copy()
             if self._mapping is not None:
                 return self.ready(wanted)
-        if self._mapping is not None:
-            reached = _marked_before(self._marks, first, end)
-            mapping, shift = self._mapping, 0
-        elif slot is None or not self._map_filling(slot):
-            return (
-                None
-                if slot is None or not slot.is_coming(first, self._depth)
-                else Pieces(wanted.starts[:0], wanted.sizes[:0])
-            )
-        else:
-            assert self._filling is not None
-            reached, mapping, shift = first, self._filling[1], slot.shift
+        mapping, shift, reached = self._mapping, 0, first
         if slot is not None:
-            reached = max(reached, min(slot.arrived(first), end))
-        if reached == first:
-            return (
-                Pieces(wanted.starts[:0], wanted.sizes[:0])
-                if slot is not None and slot.is_coming(first, self._depth)
-                else None
-            )
-        return Pieces(wanted.starts[:1] + (mapping.address + shift), np.array([reached - first], np.int64))
+            reached = min(slot.arrived(first), end)
+        if mapping is not None:
+            reached = max(reached, _marked_before(self._marks, first, end))
+        elif slot is not None:
+            mapping, shift = self._map_filling(slot), slot.shift
+        if mapping is not None and reached > first:
+            return _within(mapping, wanted.starts[:1] + shift, np.array([reached - first], np.int64))
+        return _NOTHING_YET if slot is not None and slot.is_coming(first, self._depth) else None
 
     def _map_copy(self) -> None:
         copy = look(self._root, lambda tables: tables.copy(self._key), time.monotonic() + _TO_LOOK)
@@ -328,24 +320,33 @@ class _CopyRead:
         self._is_part = copy.record.description == PART_COPY_MARK
         if self._is_part:
             end = -(-self._size // PAGE) * PAGE
+            if mapping.size < end + end // PAGE or local.start != self._start:
+                raise BadRequestError("a part that is larger than its copy")
             self._marks = np.asarray(mapping)[end : end + end // PAGE]
         self._shift = local.start - self._start
         self._mapping, self._filling = mapping, None
 
-    def _map_filling(self, slot: SlotRead) -> bool:
-        """Maps the file that is being filled. Returns False where there is none yet."""
+    def _map_filling(self, slot: SlotRead) -> Mapping | None:
+        """Maps the file that is being filled. Returns None where there is none yet, or it was given up."""
         if not slot.segment:
-            return False
+            return None
         if self._filling is None or self._filling[0] != slot.segment:
             path = segment_path(self._root.segments, slot.segment)
             try:
                 with self._root.guard, OwnedFile(path, os.O_RDONLY) as file:
-                    if syscalls.size_of(file.fd) < slot.size:
-                        return False
+                    if syscalls.size_of(file.fd) < slot.size:  # who reads beyond its end would meet SIGBUS
+                        return None
                     self._filling = slot.segment, map_file(file.fd, slot.size)
-            except FileNotFoundError:  # it was given up
-                return False
-        return True
+            except FileNotFoundError:
+                return None
+        return self._filling[1]
+
+
+def _within(mapping: Mapping, starts: Numbers, sizes: Numbers) -> Pieces:
+    """Returns ranges of a file that is mapped. Raises BadRequestError where they don't lie in it."""
+    if int(starts[0]) < 0 or int(starts[-1] + sizes[-1]) > mapping.size:
+        raise BadRequestError(f"ranges that don't lie in the {mapping.size:,} bytes of a copy")
+    return Pieces(starts + mapping.address, sizes)
 
 
 def _marked_before(marks: np.ndarray[Any, np.dtype[np.uint8]], first: int, end: int) -> int:

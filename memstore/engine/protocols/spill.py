@@ -28,6 +28,7 @@ the sweep behind the commit removes it (`remove_moved`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -47,11 +48,13 @@ from memstore.engine.format.records import LIVE, SegmentExtent, SegmentRow
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.root.spill import MOVING
-from memstore.errors import CorruptionError, StoreTimeoutError
+from memstore.engine.sync.primitives import deadline_after
+from memstore.errors import CorruptionError, MemstoreError, StorageError, StoreTimeoutError, lack_of
 
 log = logging.getLogger("memstore")
 
 _SHARE = 8  # of the bytes that live files take, one part in so many moves at once: the next puts find room too
+_CLEANUP_TIMEOUT = 0.5  # seconds
 _AT_ONCE = 64 << 20  # bytes a call
 _NAME = re.compile(r"([0-9a-f]{16})\.safetensors")
 
@@ -87,8 +90,13 @@ def make_room(root: Root, needed: int, deadline: float) -> Moved:
         others = before - root.catalog.view(Transaction.counters).live
         if others > needed:  # another process has made room
             return Moved(others)
-        root.mutex.run(_clear_away, deadline, root, folder)
-        return _move(root, folder, needed, deadline)
+        try:
+            root.mutex.run(_clear_away, deadline, root, folder)
+            return _move(root, folder, needed, deadline)
+        except BaseException:  # an interrupt, for one
+            with contextlib.suppress(OSError, MemstoreError):  # the next move does it
+                root.mutex.run(_clear_away, deadline_after(_CLEANUP_TIMEOUT), root, folder)
+            raise
 
 
 @contextlib.contextmanager
@@ -194,12 +202,22 @@ def _move(root: Root, folder: str, needed: int, deadline: float) -> Moved:
         except CorruptionError as error:  # a verify says so, too
             log.warning("%s: the value of %r can't be moved: %s", root.path, one.row.key, str(error))
         except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise _failed(root, folder, error) from error
             remove_file(f"{folder}/{MOVING}")
             full = error
             break
     _look_again_from_now(root, candidates[passed:])
     log.debug("%s: moved %d bytes to %s", root.path, moved, folder)
     return Moved(moved, full)
+
+
+def _failed(root: Root, folder: str, error: OSError) -> OSError:
+    """Returns the same error, if this process lacks something; else that of a disk that fails."""
+    if isinstance(error, MemstoreError) or lack_of(error) is not None:
+        return error
+    text = f"{root.path}: a value can't be moved to {folder}: {error.strerror}: nothing was lost, and nothing was put"
+    return StorageError(text, code=error.errno, path=folder)
 
 
 def _copy(root: Root, folder: str, one: _Candidate) -> bool:

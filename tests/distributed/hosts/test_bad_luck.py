@@ -59,6 +59,7 @@ def test_hosts_of_a_first_boot_that_name_each_other_become_one_cluster(hosts: Se
     assert len({hosts.view(number)["cluster"] for number in range(3)}) == 1
 
 
+@pytest.mark.full
 def test_a_host_that_was_told_of_nobody_makes_a_cluster_after_a_while(hosts: ServedHosts) -> None:
     hosts.serve(0, named=[])
     hosts.wait_at([0], 1)
@@ -185,6 +186,7 @@ def test_a_removed_host_ends_and_takes_what_it_has_put_and_no_more(hosts: Served
         assert hosts.call(number, actions.found, everything) == everything[:4]
 
 
+@pytest.mark.full
 def test_a_copy_of_a_folder_is_refused_and_one_that_has_moved_is_let_in(hosts: ServedHosts, tmp_path: Path) -> None:
     serve_three(hosts)
     hosts.call(2, actions.put_own, "moved", 2)

@@ -165,7 +165,8 @@ def test_a_death_takes_what_the_host_has_put_and_nothing_else(cluster: ServedHos
             lose = partial(deaths.lose, by_clock=True) if has_clock else deaths.lose
             die: Callable[[int], None] = chance.choice([lose, lose, deaths.drain])
             at = chance.randrange(HOSTS)
-            print(f"seed {seed}, history {number}: {die} {at}", flush=True)
+            what = "loses, by a clock," if isinstance(die, partial) else die.__name__
+            print(f"seed {seed}, history {number}: {what} {at}", flush=True)
             die(at)
             load.wait_until_all_work(time.monotonic(), LONG)
             if is_long and chance.random() < 0.5:

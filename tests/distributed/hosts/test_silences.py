@@ -67,6 +67,7 @@ def test_a_seed_that_is_cut_off_obeys_the_one_that_took_over_when_it_hears(hosts
     assert hosts.call(0, actions.found, ["meanwhile0/k"]) == ["meanwhile0/k"]
 
 
+@pytest.mark.full
 def test_of_two_hosts_neither_takes_over_by_itself(hosts: ServedHosts) -> None:
     serve(hosts, 2, f"--promote-after={AFTER}")
     hosts.call(1, actions.put_own, "here", 1)
@@ -125,6 +126,7 @@ def test_a_host_that_is_cut_off_stops_before_it_is_removed_and_what_it_said_is_p
     assert "silent for longer than remove_after" in hosts.log(0)
 
 
+@pytest.mark.full
 def test_a_host_whose_lease_was_over_and_that_was_not_removed_goes_on(hosts: ServedHosts) -> None:
     """All are cut off: nobody hears a majority, and so nobody is removed."""
     serve_with_leases(hosts, 3)
@@ -167,6 +169,7 @@ def test_a_seed_that_dies_is_replaced_and_removed_by_itself(hosts: ServedHosts) 
     assert hosts.call(3, actions.found, ["of3/k", "new0/k"]) == ["of3/k", "new0/k"]
 
 
+@pytest.mark.full
 def test_of_two_hosts_the_clock_removes_neither_and_both_go_on(hosts: ServedHosts) -> None:
     serve_with_leases(hosts, 2)
     for number in range(2):

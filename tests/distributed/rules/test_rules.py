@@ -41,7 +41,7 @@ FOUND_SOON = {
 }
 
 
-@pytest.mark.parametrize("scene", one_in(2, SCENES))
+@pytest.mark.parametrize("scene", one_in(3, SCENES))
 def test_histories_are_linearizable_and_no_byte_is_lost_or_left(scene: str) -> None:
     for seed in range(QUICK):
         print(f"scene {scene!r}, seed {seed}")
@@ -50,7 +50,10 @@ def test_histories_are_linearizable_and_no_byte_is_lost_or_left(scene: str) -> N
 
 @pytest.mark.parametrize(
     "scene",
-    ["hand-overs twice", "forced promotions", "losses twice", "roots with keys", "roots with many keys", "drains"],
+    one_in(
+        2,
+        ["hand-overs twice", "forced promotions", "losses twice", "roots with keys", "roots with many keys", "drains"],
+    ),
 )
 def test_pages_may_have_one_row(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (directory, draining, owning, promotion, roster):
@@ -71,7 +74,7 @@ def test_many_schedules(scene: str) -> None:
         Schedule(SCENES[scene], seed).run()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", one_in(2, SCRIPTS))
 def test_what_schedules_seldom_come_to(name: str) -> None:
     SCRIPTS[name]()
 
@@ -79,8 +82,8 @@ def test_what_schedules_seldom_come_to(name: str) -> None:
 @pytest.mark.parametrize(
     "mutation",
     [
-        pytest.param(name, marks=() if name in FOUND_SOON or scene in SCRIPTS else FULL)
-        for name, (scene, _) in MUTATIONS.items()
+        pytest.param(name, marks=() if number % 2 == 0 and (name in FOUND_SOON or scene in SCRIPTS) else FULL)
+        for number, (name, (scene, _)) in enumerate(MUTATIONS.items())
     ],
 )
 def test_a_rule_that_is_left_out_would_be_found(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import BYTES, damage_of, put
 from tests.distributed.serving.any_requests import Known, requests
 from tests.distributed.serving.homes import AnsweringHome, answering
-from tests.examples import examples
+from tests.examples import examples, one_in
 
 KEY = b"kept/k"
 OTHER = b"o" * 16
@@ -105,7 +105,7 @@ def home() -> Iterator[Home]:
         yield made
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", one_in(2, KINDS), ids=lambda kind: kind.__name__)
 @settings(max_examples=examples(25), suppress_health_check=SLOW)
 @given(st.data())
 def test_requests_of_any_content_are_answered_and_do_no_harm(home: Home, kind: type[Any], data: st.DataObject) -> None:

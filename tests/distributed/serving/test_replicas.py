@@ -29,6 +29,15 @@ def kept_by(agent: Agent, key: str) -> int:
     return found.version if found is not None and is_whole else 0
 
 
+def batches(agent: Agent) -> list[int]:
+    """Returns the numbers of calls of whose keys some lack a replica."""
+    use = open_root(agent.root, "r", Creation(), 60.0)
+    try:
+        return look(use.root, lambda tables: tables.all_batches(0, 9), time.monotonic() + 60.0)
+    finally:
+        close_root(use)
+
+
 def test_what_dead_hosts_have_put_is_there_and_nothing_that_was_replaced(agents: Agents) -> None:
     seed, dies, other = three(agents)
     Cluster(seed.root).set_policy(replicas=2)
@@ -40,6 +49,8 @@ def test_what_dead_hosts_have_put_is_there_and_nothing_that_was_replaced(agents:
         owner.put("run/deleted", BIG)
         owner.delete("run/deleted")
         owner.put_many({"run/one": BIG, "run/two": {"x": BIG + 2, "step": 3}})
+        assert any(kept_by(host, "run/one") and kept_by(host, "run/two") for host in (seed, other))
+        assert not batches(dies), "what was put together has its replicas"
         c.put("run/of-c", BIG + 3)
         assert kept_by(other, "run/of-c") and max(kept_by(seed, "run/own"), kept_by(other, "run/own"))
         assert max(kept_by(seed, "run/replaced"), kept_by(other, "run/replaced")) == version

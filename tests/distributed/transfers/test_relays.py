@@ -21,6 +21,7 @@ from memstore.distributed.rules import Member
 from memstore.distributed.transfers import Transfers
 from memstore.distributed.transfers.copies import find_copy, places_of
 from memstore.distributed.transfers.messages import (
+    CHUNK,
     ENDED,
     FOLLOWS,
     HEAD,
@@ -186,18 +187,23 @@ def test_a_relay_that_dropped_its_copy_is_gone_round(five: Cluster) -> None:
     assert sent(five.readers[0].served) < 0.1 and sent(five.served) < 3.1
 
 
-def test_what_a_relay_sends_wrong_is_found(five: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_relay_sends_wrong_is_found_and_what_was_right_comes_once(
+    five: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "memstore")
-    five.origin.put("key", VALUE)
+    value = torch.arange(5 * CHUNK // 8)
+    five.origin.put("key", value)
     begun(five, "key")
+    before = five.served.traffic.moved().sent
     for reader in five.readers[:2]:
         (extent,) = copy_of(reader, "key").record.segments
         with open(f"{reader.store.root}/segments/{extent.segment:016x}.safetensors", "r+b") as file:
-            file.seek(extent.start + SIZE - 1)
+            file.seek(extent.start + 5 * CHUNK - 1)
             file.write(b"\x77")
-    for reader in five.readers[2:]:
-        assert torch.equal(five.get("key", reader), VALUE)
+    for reader in five.readers[2:4]:
+        assert torch.equal(five.get("key", reader), value)
     assert "it has sent others" in caplog.text
+    assert five.served.traffic.moved().sent - before < 2 * CHUNK, "the last chunk, which is the half of one"
 
 
 def test_a_relay_that_is_stopped_in_the_middle_is_gone_round(five: Cluster) -> None:
@@ -269,6 +275,30 @@ def test_a_parent_that_has_the_next_version_already_goes_on_with_the_one_it_send
         first = stream.recv(LENGTH.size, socket.MSG_WAITALL)
     assert size == ENDED and torch.equal(torch.frombuffer(data, dtype=torch.int64), VALUE)
     stream.close()
+
+
+@pytest.mark.parametrize("lie", ["size", "start", "part"])
+def test_who_asks_for_more_than_a_copy_has_is_cut_off(five: Cluster, lie: str) -> None:
+    """A peer that knows the secret may say anything: nothing else of the host's memory is read."""
+    shard = TensorShard(VALUE, tuple(VALUE.shape), (0,))
+    five.origin.put_sharded("part", {"w": shard}, attempt="one", rank=0, world_size=1)
+    five.origin.put("key", VALUE)
+    parent = five.readers[0]
+    five.get("key", parent)
+    five.get("part", parent)
+    key = b"part" if lie == "part" else b"key"
+    ((place, extent),) = zip(places_of(record := five.record(key.decode(), parent)), record.segments, strict=True)
+    size = extent.size if lie == "start" else 1 << 40
+    start = 0 if lie == "start" else extent.start
+    first = 0 if lie == "start" else size - SIZE
+    wanted = Wanted(place.segment, place.put_id, size, start + (1 << 30) * (lie == "start"), _pairs(first, SIZE // 2))
+    name = b"part\x1f0" if lie == "part" else key
+    with PlainLinks().stream(parent.served.member.address, None, 0.0) as stream:
+        stream.settimeout(20)
+        stream.sendall(framed(FetchCopy(place.host, name, 2, wanted)))
+        assert stream.recv(9, socket.MSG_WAITALL) == HEAD.pack(FOLLOWS, SIZE // 2)
+        assert stream.recv(1) == b"", "the stream ends"
+    assert torch.equal(five.get("key", five.readers[1]), VALUE)
 
 
 def _pairs(start: int, size: int) -> bytes:

@@ -1,10 +1,11 @@
 """A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
-Its steps are those of `put.py` (claim, fill, commit, abandon), `sweep.py`, `get.py` (get), `recovery.py`
+Its steps are those of `put.py` (claim, fill, commit), `room.py` (abandon), `sweep.py`, `get.py` (get), `recovery.py`
 and `reuse.py` (leases), and are named after the functions there. What the kernel does for a process that dies is done:
 its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
 
-    PUT     _claim_locked | Reuse._ask: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill | seal
+    PUT     _claim_locked | Reuse._choose: lock, erase_put_id, commit row | _create, lock | unlock the mutex | fill |
+            seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
                              ReplacedFile.keep: lock, vacate, or commit; mark_retired, ring
             claim, next time | take_kept_file
@@ -46,8 +47,8 @@ from tests.support.explore import Fault, with_
 PUTS, GETS = ("writer", "repeater", "swapper", "batcher"), ("reader", "watcher", "sender", "receiver")
 
 MUTATIONS = {
-    "claim without the lock": "Reuse._ask takes a file that others lock",
-    "keep the put id": "Reuse._ask doesn't erase the put id",
+    "claim without the lock": "Reuse._choose takes a file that others lock",
+    "keep the put id": "Reuse._choose doesn't erase the put id",
     "compare before the lock": "map_segment reads the header before it has the lock",
     "unlink with the put id": "_unlink doesn't erase the put id",
     "no compare": "map_segment doesn't compare the put id",
@@ -61,7 +62,7 @@ MUTATIONS = {
     "row before the unlink": "_unlink drops the row, and then the file",
     "sweep without the lock": "_unlink takes files that others lock",
     "sweep what is leased": "_unlink doesn't look at leases",
-    "claim what is leased": "Reuse._ask doesn't look at leases",
+    "claim what is leased": "Reuse._choose doesn't look at leases",
     "no lock on a new file": "_create doesn't lock",
     "sweep by the wrong table": "_unlink doesn't look at the state of the row",
     "acknowledge before the commit": "a put returns before its transaction is committed",
@@ -332,7 +333,7 @@ def put_steps(scene: Scene, broken: frozenset[str]) -> Steps:
 def _claim(scene: Scene, broken: frozenset[str]) -> Steps:
     file, at = scene.process.file, scene.process.at
     if at == "ask":
-        yield from _ask(scene, broken)
+        yield from _choose_retired(scene, broken)
     elif at == "erase":
         scene.may_write()
         erased = {} if "keep the put id" in broken else {"put": 0}
@@ -351,7 +352,7 @@ def _claim(scene: Scene, broken: frozenset[str]) -> Steps:
         yield scene.step("claim: unlock the mutex", at="fill", owner=False)
 
 
-def _ask(scene: Scene, broken: frozenset[str]) -> Steps:
+def _choose_retired(scene: Scene, broken: frozenset[str]) -> Steps:
     state = scene.state
     refused: list[int] = []
     for file, row in enumerate(state.rows):
@@ -362,7 +363,7 @@ def _ask(scene: Scene, broken: frozenset[str]) -> Steps:
         if leased or locked or not state.files[file].exists:
             refused.append(file)
             continue
-        yield scene.step("Reuse._ask: lock", at="erase", file=file, lock="exclusive", refused=tuple(refused))
+        yield scene.step("Reuse._choose: lock", at="erase", file=file, lock="exclusive", refused=tuple(refused))
         return
     fresh = [file for file, row in enumerate(state.rows) if row is None and state.files[file] == File()]
     if fresh:

@@ -27,13 +27,13 @@ NEEDS = {
 }
 PUBLISHES = {"lightning", "trainer"}
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def run(name: str, folder: Path, stop: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.integrations.frameworks.runs", name, str(folder), str(stop)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550)
 
 
 @pytest.mark.parametrize("name", NEEDS)
@@ -46,9 +46,9 @@ def test_a_killed_run_goes_on_to_the_same_weights(name: str, tmp_path: Path) -> 
     killed.mkdir()
     expected = run(name, whole, 0)
     assert expected.returncode == 0, expected.stderr
-    for stop in (8, 14):  # before the first checkpoint of the one, between two, and while one is written
-        died = run(name, killed, stop)
-        assert died.returncode == -signal.SIGKILL, died.stderr
+    died = run(name, killed, STEPS // 2 + 2)  # after two checkpoints at least, of which the last may not be whole
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert any(killed.iterdir())
     ended = run(name, killed, 0)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == expected.stdout and expected.stdout.strip()

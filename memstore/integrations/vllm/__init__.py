@@ -1,0 +1,81 @@
+"""vLLM's weight transfer by a store: backend "memstore". The guide: docs/serving.md. It needs vllm, which you install.
+
+weights   weights as a store has them: whole versions, and what has changed since. Without vLLM
+worker    the engine in each of vLLM's workers
+trainer   the trainer's engine, and what drives the phases of an update
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from memstore._threads import between_forks
+from memstore._wording import offered
+from memstore.errors import MissingPackageError
+
+if TYPE_CHECKING:
+    from memstore.integrations.vllm.trainer import (
+        LocalClient,
+        MemstoreTrainer,
+        MemstoreTrainerInitInfo,
+        update_workers,
+    )
+    from memstore.integrations.vllm.worker import MemstoreInitInfo, MemstoreUpdateInfo, MemstoreWorker
+
+BACKEND = "memstore"
+_HOMES = {
+    "LocalClient": "trainer",
+    "MemstoreTrainer": "trainer",
+    "MemstoreTrainerInitInfo": "trainer",
+    "update_workers": "trainer",
+    "MemstoreInitInfo": "worker",
+    "MemstoreUpdateInfo": "worker",
+    "MemstoreWorker": "worker",
+}
+
+__all__ = [
+    "BACKEND",
+    "LocalClient",
+    "MemstoreInitInfo",
+    "MemstoreTrainer",
+    "MemstoreTrainerInitInfo",
+    "MemstoreUpdateInfo",
+    "MemstoreWorker",
+    "register",
+    "update_workers",
+]
+__dir__ = offered(__all__)
+
+
+def register() -> None:
+    """Registers the backend "memstore" with vLLM. vLLM calls it in each process, as a plugin; may be called again."""
+    with between_forks():
+        from vllm.distributed.weight_transfer import factory
+
+    for registry, module, name in (
+        (factory.WeightTransferEngineFactory, "worker", "MemstoreWorker"),
+        (factory.WeightTransferTrainerFactory, "trainer", "MemstoreTrainer"),
+    ):
+        try:
+            registry.register_engine(BACKEND, f"{__name__}.{module}", name)
+        except ValueError as error:  # of a name that is registered
+            if "already registered" not in str(error):
+                raise
+
+
+if not TYPE_CHECKING:  # for a type checker any name would be there
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            with between_forks():
+                module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "vllm":
+                raise
+            raise MissingPackageError(
+                f"{name} needs the package vllm, which isn't installed: pip install 'vllm>=0.33,<0.34'"
+            ) from None
+        return getattr(module, name)
