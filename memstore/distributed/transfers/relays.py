@@ -182,7 +182,7 @@ class Slots:
     """The slots of a root, as its index process reads them. Thread-safe."""
 
     def __init__(self, root: Root) -> None:
-        path = f"{root.state}/{FILE}"
+        self._path = path = f"{root.state}/{FILE}"
         try:
             with root.guard:
                 self._file = LockFile(path, os.O_RDWR)
@@ -190,9 +190,13 @@ class Slots:
         except FileNotFoundError:
             is_whole = False
         if not is_whole:  # who has an older one mapped goes on with it, and is not passed on
-            create_file(root.state, FILE, bytes(_SIZE), root.settings)
-            with root.guard:
-                self._file = LockFile(path, os.O_RDWR)
+            try:
+                create_file(root.state, FILE, bytes(_SIZE), root.settings)
+                with root.guard:
+                    self._file = LockFile(path, os.O_RDWR)
+            except FileNotFoundError:
+                root.check_in_place()  # it was removed just now
+                raise
         self._mapping, self._words = _map_slots(self._file)
 
     def find(self, place: Place) -> SlotRead | None:
@@ -208,7 +212,10 @@ class Slots:
         return None
 
     def close(self) -> None:
+        """Removes the file. Who fills a copy goes on, and is not passed on until the next one."""
         self._file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
 
 
 class SlotRead:
