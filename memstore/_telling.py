@@ -19,7 +19,7 @@ class Call(NamedTuple):
     """A call that has ended without an error, or a thing that happened in one.
 
     Attributes:
-        name: "put", "get", "view", "wait", "fetch", "take", "restore", "sweep", "evict", "replay wait", "replay retry".
+        name: "put", "get", and the others that `memstore.metrics.count_calls` names.
         root: the store's folder, or the path of a snapshot.
         keys: that it was about.
         nbytes: of the values, or of what went.

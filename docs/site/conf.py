@@ -43,7 +43,7 @@ copybutton_prompt_text = "$ "
 # --- the reference, from the docstrings -------------------------------------------------------------------------------
 default_role = "py:obj"  # `Store.put` in a docstring links there, if there is such a name
 # They are in environments of their own; nothing of them is shown.
-autodoc_mock_imports = ["accelerate", "lightning", "torchrl", "torchtitan", "transformers"]
+autodoc_mock_imports = ["accelerate", "lightning", "torchrl", "torchtitan", "transformers", "vllm"]
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints = "signature"

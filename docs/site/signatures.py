@@ -34,7 +34,7 @@ def adapt(
         return signature, returns
     if isinstance(shown, type) and is_made_by_others(shown):
         return "", None
-    if isinstance(shown, type) and any(base.__module__.startswith("torchrl") for base in shown.__mro__):
+    if isinstance(shown, type) and any(base.__module__.startswith(("torchrl", "vllm")) for base in shown.__mro__):
         signature = own_signature(shown)
     function = inspect.unwrap(shown.__init__ if isinstance(shown, type) else shown)
     if OF_THE_CALLER.search(signature):

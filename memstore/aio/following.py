@@ -71,12 +71,12 @@ class AsyncFollower(Generic[M]):
 
     @property
     def version(self) -> int:
-        """Returns the version that the module has; 0: none was loaded yet."""
+        """Returns the version that the module has, or 0 before the first load."""
         return self._following.gate.current.version
 
     @property
     def error(self) -> Exception | None:
-        """Returns why the newest version was not loaded; None: the last load went well."""
+        """Returns why the newest version was not loaded, or None after a load that went well."""
         return self._following.error
 
     @asynccontextmanager

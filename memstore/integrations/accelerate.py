@@ -26,11 +26,6 @@ def app_state(accelerator: Any) -> dict[str, Any]:
     Args:
         accelerator: an `accelerate.Accelerator`, after `prepare`; not with DeepSpeed or Megatron-LM, which write
             checkpoints of their own.
-
-    Example:
-        >>> progress = memstore.StateDict(step=0)
-        >>> accelerator.register_for_checkpointing(progress)  # doctest: +SKIP
-        >>> manager.restore(app_state(accelerator))  # doctest: +SKIP
     """
     found: dict[str, Any] = {}
     for kind, objects in (

@@ -33,10 +33,6 @@ class SnapshotIO(CheckpointIO):
         async_: whether training goes on while a checkpoint is written. A separate process writes it, which completes it
             if the trainer is killed. An earlier checkpoint that Lightning removes stays until the new one is whole.
         allow_pickle: store objects that need it (in hyperparameters, or in states of callbacks) with pickle.
-
-    Example:
-        >>> trainer = Trainer(plugins=[SnapshotIO()], callbacks=[ModelCheckpoint(save_last="link")])  # doctest: +SKIP
-        >>> trainer.fit(module, loader, ckpt_path="last")  # doctest: +SKIP
     """
 
     def __init__(self, *, async_: bool = True, allow_pickle: bool = False) -> None:

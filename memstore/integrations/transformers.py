@@ -55,16 +55,6 @@ def from_store(
     Raises:
         KeyNotFoundError: no such key.
         StructureMismatchError: the weights aren't those of the model, which names them.
-
-    Example:
-        >>> import memstore, tempfile
-        >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
-        >>> with memstore.open(tempfile.mkdtemp()) as store:
-        ...     version = store.save_model("bert", BertModel(config))
-        ...     model = from_store(BertModel, store, "bert", config=config)
-        >>> model.config.hidden_size
-        8
     """
     if isinstance(config, (str, os.PathLike)):
         from transformers.models.auto.configuration_auto import AutoConfig
@@ -116,12 +106,6 @@ class StoreCallback(TrainerCallback):
         every: so many steps lie between two versions. The first one is there when the training begins.
         dtype: floating-point weights are cast to it, as in `put`.
         manager: saves the run after each step that its `save_every` says, or None. Close it after the training.
-
-    Example:
-        >>> manager = memstore.CheckpointManager("/checkpoints/run1", save_every=100)
-        >>> callback = StoreCallback(store, "policy", every=10, manager=manager)
-        >>> trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[callback])  # doctest: +SKIP
-        >>> trainer.train(resume_from_checkpoint=callback.checkpoint(trainer))  # doctest: +SKIP
     """
 
     def __init__(

@@ -78,10 +78,10 @@ def count_calls() -> None:
     Call it before you open stores: a store asks when it is opened whether its gets and waits are counted. A forked
     child goes on counting, from what its parent had.
 
-    Counted are "put", "get", "view" and "wait" (that found something), "fetch" (bytes of other hosts), "take",
-    "async_take" and "restore" of snapshots, "sweep" (files that were given back), "evict" (kept versions that went for
-    lack of room), "replay wait" (before a rate limiter, or for rows), "replay retry" (sampled rows that were
-    overwritten while they were copied). A call that raises isn't counted.
+    Counted are "put", "get", "view" and "wait" (that found something), "fetch" (bytes of other hosts), "follow" (a
+    follower has loaded a version), "take", "async_take" and "restore" of snapshots, "sweep" (files that were given
+    back), "evict" (kept versions that went for lack of room), "replay wait" (before a rate limiter, or for rows),
+    "replay retry" (sampled rows that were overwritten while they were copied). A call that raises isn't counted.
     """
     _observer.counts_calls = True
     listening.observer = _observer

@@ -30,6 +30,7 @@ import torch
 
 from memstore._arguments import encode_key, flag
 from memstore._info import FollowerStatus
+from memstore._telling import tell
 from memstore._threads import PATIENCE, AbandonedError, Hooks, around_forks
 from memstore._wording import an, an_instance
 from memstore.engine import deadline_after
@@ -420,12 +421,12 @@ class Follower(Generic[M]):
 
     @property
     def version(self) -> int:
-        """Returns the version that the module has; 0: none was loaded yet."""
+        """Returns the version that the module has, or 0 before the first load."""
         return self._following.gate.current.version
 
     @property
     def error(self) -> Exception | None:
-        """Returns why the newest version was not loaded; None: the last load went well."""
+        """Returns why the newest version was not loaded, or None after a load that went well."""
         return self._following.error
 
     @contextmanager
@@ -548,6 +549,7 @@ class Follower(Generic[M]):
             except StoreTimeoutError:
                 return
             # 2. Compare. 3 to 5. Copy.
+            began = time.perf_counter()
             fill = following.prepare(self._store)
             if self._lock is None:
                 version = following.copy(fill)
@@ -555,6 +557,7 @@ class Follower(Generic[M]):
                 with self._lock:
                     version = following.copy(fill)
             del fill  # which holds the version
+            tell("follow", self._store.root, (self.key,), 0, began)
         except StoreClosedError:
             raise
         except NotAStoreError as error:

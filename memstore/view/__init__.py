@@ -9,6 +9,10 @@ views        StoredTensor, the lazy leaf that users have: made, sent, saved, and
              versions; their leaves loaded one by one; the parts of a value without its containers
 """
 
+# A door: others may use what it imports.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
 from __future__ import annotations
 
 from memstore.view.leaf_boxes import LeafBoxes, Points
@@ -24,21 +28,3 @@ from memstore.view.views import (
     parts_of,
     view,
 )
-
-__all__ = [
-    "LeafBoxes",
-    "LeafBytes",
-    "Memory",
-    "ValueParts",
-    "Points",
-    "Source",
-    "StoredLeaf",
-    "StoredTensor",
-    "bytes_shown",
-    "distribute",
-    "lazy_leaf",
-    "load_leaf",
-    "own_leaf",
-    "parts_of",
-    "view",
-]

@@ -129,6 +129,7 @@ NEEDS = {  # packages, by the door in `memstore.integrations`
     "torchrl": ("torchrl",),
     "torchtitan": ("torchtitan",),
     "transformers": ("transformers",),
+    "vllm": ("vllm",),
 }
 
 

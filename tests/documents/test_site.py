@@ -66,7 +66,7 @@ def test_every_public_name_stands_in_the_reference() -> None:
 def test_the_reference_names_what_there_is() -> None:
     """A name that is gone would be found when the site is built; this finds it sooner."""
     doors = public_doors()
-    named = set(re.findall(r"^\.\. auto(?!module)\w+:: ([\w.]+)", reference(), re.MULTILINE))
+    named = set(re.findall(r"^\.\. auto(?!module|method)\w+:: ([\w.]+)", reference(), re.MULTILINE))
     for name in named - ELSEWHERE:
         door, _, last = name.rpartition(".")
         assert last in doors[door].offered, name
@@ -148,10 +148,11 @@ def test_every_page_stands_in_a_table_of_contents() -> None:
     """One of docs/*.rst names it, or it is beside a README.md that one names."""
     listed = contents()
     folders = [entry.removesuffix("README") + "*" for entry in listed if entry.endswith("/README")]
-    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")]
+    files = [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]
+    pages = [path.relative_to(DOCS).with_suffix("").as_posix() for path in files]
     missing = [page for page in pages if not any(fnmatch(page, one) for one in [*listed, *folders])]
     assert missing == [], "name them in docs/index.rst"
-    assert all((DOCS / f"{one}.md").exists() or (DOCS / f"{one}.rst").exists() for one in listed), listed
+    assert all(any((DOCS / f"{one}{end}").exists() for end in (".md", ".rst", ".ipynb")) for one in listed), listed
 
 
 def test_what_the_search_raises_and_lowers_is_there() -> None:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ RUNNING = [page for page in PAGES if any(snippet.not_run is None for snippet in 
 # Many programs, or Monarch, start: they are read in fresh interpreters only.
 LONG = {"docs/command-line.md", "docs/convert.md", "docs/rdma.md"}
 IN_CHECKOUT = {"docs/testing.md"}  # their readers have tests/ too
+# torchmetrics, of Lightning, imports these if they are installed, as the tests' extras are here.
+LOOKED_FOR = {"docs/lightning.md": ("matplotlib", "scipy")}
 COLUMNS = 54  # of code, where two blocks stand side by side: docs/site/static/memstore.css
 
 
@@ -95,6 +98,7 @@ def reading(page: Path, scratch: str) -> Reading:
     os.makedirs(f"{scratch}/here")
     os.makedirs(f"{scratch}/shm")
     named = [name for snippet in snippets(page) for name in installed_by(snippet)]
+    named += [name for name in LOOKED_FOR.get(relative(page), ()) if find_spec(name)]
     typed = [
         {"place": one.place, "kind": one.kind, "code": as_typed_here(one.code, scratch)}
         for one in snippets(page)

@@ -51,9 +51,13 @@ def test_calls_are_counted_with_their_bytes_and_seconds(root: str, tmp_path: Pat
         for _ in range(3):
             store.put("policy", torch.zeros(20_000))
         store.gc()
+        store.put("model", model.state_dict())
+        with memstore.follow(store, "model", model) as follower:
+            follower.wait(timeout=60)
     counted = since(before)
     assert counted.pop("sweep") >= 1
-    assert counted == {"put": 5, "get": 4, "view": 1, "wait": 1, "take": 1, "restore": 1, "async_take": 1}
+    assert counted.pop("follow") == 1 and counted.pop("wait") >= 2
+    assert counted == {"put": 6, "get": 4, "view": 1, "take": 1, "restore": 1, "async_take": 1}
     found, was = metrics.calls(), before.get("get", CallCount())
     assert found["get"].nbytes - was.nbytes >= 160_000
     assert 0 < found["get"].seconds - was.seconds < 60

@@ -130,7 +130,7 @@ def test_make_knows_the_targets_that_pages_name() -> None:
 
 # What tests are skipped without, and no extra names. joblib comes with scikit-learn, and torchrl has an environment of
 # its own; who works on what the others are for installs them by hand.
-IN_NO_EXTRA = {"joblib", "tensorboard", "torchao", "torchdata", "torchrl", "transformers", "yaml"}
+IN_NO_EXTRA = {"joblib", "tensorboard", "torchao", "torchdata", "torchrl", "transformers", "vllm", "yaml"}
 
 
 def test_make_test_full_installs_what_tests_are_skipped_without() -> None:

@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 import memstore
 import memstore.aio
+from tests.store.backends import open_store
 
 
 class Policy(TypedDict):
@@ -37,7 +38,7 @@ FITS = [
 
 @pytest.fixture
 def store(root: str) -> Any:
-    with memstore.open(root) as made:
+    with open_store(root) as made:
         made.put_many(VALUES)
         yield made
 
@@ -92,6 +93,7 @@ def test_views_are_checked_as_what_they_are(store: memstore.Store) -> None:
         store.view("tensor", as_type=dict)
 
 
+@pytest.mark.embedded
 def test_tasks_get_the_same(root: str) -> None:
     async def use() -> None:
         async with memstore.aio.open(root) as store:

@@ -122,6 +122,7 @@ def references_and_views(store: memstore.Store) -> None:
 def files(store: memstore.Store) -> None:
     assert_type(store.attach("weights", "model.safetensors", copy=False), int)
     store.export("weights", "other.safetensors", max_shard_size="5GB")
+    store.export_hf("model", "folder", config={"model_type": "gpt2"}, dtype=torch.bfloat16)
     converted = memstore.convert.convert("in.pt", "out.safetensors")
     assert_type(converted, memstore.convert.Converted)
 
@@ -142,6 +143,17 @@ def models_and_shards(store: memstore.Store) -> None:
     assert_type(pending.done(), bool)
     assert_type(store.pending("sharded"), tuple[memstore.PendingInfo, ...])
     assert_type(store.abort("sharded", "1"), bool)
+
+
+def followers(store: memstore.Store) -> None:
+    model = torch.nn.Linear(2, 2)
+    with memstore.follow(store, "model", model, every=1.0) as follower:
+        assert_type(follower, memstore.Follower[torch.nn.Linear])
+        assert_type(follower.wait(newer_than=3), int)
+        assert_type(follower.status(), memstore.FollowerStatus)
+        with follower.use() as (module, version):
+            assert_type(module, torch.nn.Linear)
+            assert_type(version, int)
 
 
 def rows(store: memstore.Store) -> None:

@@ -166,11 +166,20 @@ def test_the_keyboard_is_enough(scratch: str, browser: Browser) -> None:
 def test_it_fits_the_window_and_can_be_read(scratch: str, browser: Browser, width: int, dark: bool) -> None:
     with memstore.open(scratch) as store, memstore.ui.serve(scratch) as page:
         store.put_many({"a/" + "very-long-name-without-a-break" * 9: 1, "b": torch.zeros(1000)})
-        memstore.ReplayBuffer(store, "buffer", {"x": ((), torch.int64)}, capacity=8)
+        limiter = memstore.RateLimiter(1.0, 1, 1e6)
+        spec = {"x": ((), torch.int64)}
+        buffer = memstore.ReplayBuffer(store, "replay/buffer", spec, capacity=50_000, rate_limiter=limiter)
+        buffer.extend({"x": torch.arange(50_000)})
+        buffer.sample(10)
         browser.look(width, 800, dark=dark)
         browser.open(page.url)
         browser.until("document.querySelectorAll('#key-rows tr').length === 3")
+        browser.until("document.querySelectorAll('#rows tbody tr').length === 1")
         assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+        fits = (
+            "[...document.querySelectorAll('section:not([hidden])')].filter((one) => one.scrollWidth > one.clientWidth)"
+        )
+        assert browser.value(f"{fits}.map((one) => one.id)") == []
         for place in ("body", "#key-rows button", "#tiles dt", ".n"):
             assert browser.value(CONTRAST.replace("PLACE", place)) >= 4.5, place
 

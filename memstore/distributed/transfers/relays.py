@@ -40,13 +40,17 @@ _ALIVE_FOR = 2.0  # seconds after its last sign
 _PREPARES_FOR = 10.0  # seconds for a process to begin
 _BYTES_A_SECOND = 1e9  # of a file whose room is allocated before that
 
-_Words = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+_Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 def _map_slots(file: LockFile) -> tuple[Mapping, _Words]:
+    """Maps the file. The mapping must outlive the numbers."""
     mapping = map_file(file.fd, _SIZE, shared=True)
-    words: Any = np.asarray(mapping)
-    return mapping, words.view(np.uint64).reshape(SLOTS, _WORDS)
+    return mapping, np.frombuffer(mapping.view(), np.uint64)
+
+
+def _slot(numbers: _Words, slot: int) -> _Words:
+    return numbers[slot * _WORDS : (slot + 1) * _WORDS]
 
 
 def _name_of(place: Place) -> tuple[int, int]:
@@ -165,7 +169,7 @@ def passed_on(root: Root, key: bytes, place: Place, wanted: Ranges) -> Generator
             yield None
             return
         mapping, words = _map_slots(file)
-        filling = Filling(root.member_id(), key, words[slot], mapping, wanted)
+        filling = Filling(root.member_id(), key, _slot(words, slot), mapping, wanted)
         filling.name(place)
         try:
             yield filling
@@ -194,12 +198,13 @@ class Slots:
     def find(self, place: Place) -> SlotRead | None:
         """Returns the slot of who fills a copy of this segment."""
         high, low = _name_of(place)
-        for slot in np.flatnonzero((self._words[:, 0] == low) & (self._words[:, 1] == high)).tolist():
+        names = (self._words[::_WORDS] == low) & (self._words[1::_WORDS] == high)
+        for slot in np.flatnonzero(names).tolist():
             if syscalls.lock_byte(self._file.fd, slot):  # its process was killed
-                self._words[slot] = 0
+                _slot(self._words, slot)[:] = 0
                 syscalls.unlock_byte(self._file.fd, slot)
             else:
-                return SlotRead(self._words[slot])
+                return SlotRead(_slot(self._words, slot))
         return None
 
     def close(self) -> None:

@@ -49,7 +49,6 @@ version, which is told of the change before it is acknowledged; and of keys whos
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -63,8 +62,7 @@ from memstore._telling import listening, tell
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES
 from memstore.engine.catalog.tables import Counters, Transaction
-from memstore.engine.files.mapping import OwnedFile
-from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory, remove_file
+from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory
 from memstore.engine.format.headers import Header, HeaderSlots
 from memstore.engine.format.records import LIVE, Record, SegmentRow
 from memstore.engine.protocols.change import (
@@ -80,37 +78,30 @@ from memstore.engine.protocols.change import (
 )
 from memstore.engine.protocols.deltas import DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
-from memstore.engine.protocols.history import drop_oldest, keep_replaced, with_history
+from memstore.engine.protocols.history import keep_replaced, with_history
 from memstore.engine.protocols.quotas import charge, charges_of
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
     ReplacedFile,
     Reuse,
     begin_filling,
-    is_filling,
-    keep_file,
     replaced_file,
     retire_row,
     take_kept_file,
-    unclaim,
 )
-from memstore.engine.protocols.spill import make_room
-from memstore.engine.protocols.sweep import close_unlinked, needs_sweep, sweep_all, sweep_some
+from memstore.engine.protocols.room import clean_up, drop_segment, retry_after_sweep
+from memstore.engine.protocols.sweep import needs_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
 from memstore.engine.sync.primitives import deadline_after
-from memstore.engine.usage import OneOfMany, is_full, one_of_many, resource_errors
+from memstore.engine.usage import OneOfMany, is_full, one_of_many
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
-    QuotaExceededError,
     StoreFullError,
-    StoreTimeoutError,
-    VersionConflictError,
 )
 
-Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 log = logging.getLogger("memstore")
@@ -163,59 +154,6 @@ def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Deletes keys at one moment, or none of them. Returns the versions that they had, or 0."""
     key = changes[0].key.decode() if len(changes) == 1 else None
     return retry_after_sweep(publish, root, changes, deadline, key)
-
-
-def retry_after_sweep(
-    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
-) -> Result:
-    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
-
-    If there is still none, values move to the spill folder, where the store has one; and then, if versions are kept
-    that were replaced, the oldest of these go, some at a time.
-
-    Args:
-        key: what errors name, if the change is of a single key.
-
-    Raises:
-        StoreFullError: there is still no room.
-        ResourceLimitError: the kernel refused memory, files or mappings.
-    """
-    try:
-        return make(root, change, deadline)
-    except QuotaExceededError as error:
-        if not _drop_for_quota(root, error, deadline):
-            raise
-    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
-        with resource_errors(root.path, key, root):
-            if isinstance(error, MemoryError) or not is_full(error):
-                raise
-            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
-    with resource_errors(root.path, key, root):
-        while True:
-            try:
-                return make(root, change, deadline)
-            except QuotaExceededError as error:
-                if not _drop_for_quota(root, error, deadline):
-                    raise
-            except OSError as error:
-                if not is_full(error) or not _find_room(root, error, deadline):
-                    raise
-
-
-def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> bool:
-    """Takes out kept versions of keys of a quota. Returns whether some went."""
-    return drop_oldest(root, error.used + error.requested - error.quota, deadline, error.prefix.encode())
-
-
-def _find_room(root: Root, error: OSError, deadline: float) -> bool:
-    """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
-    needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
-    if make_room(root, needed, deadline):
-        return True
-    if not drop_oldest(root, needed, deadline):
-        return False
-    sweep_all(root, deadline)
-    return True
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -355,7 +293,7 @@ def _create(root: Root, segment: int) -> ClaimedFile:
     try:
         return root.storage.create(segment)
     except FileExistsError as error:
-        root.catalog.update(lambda transaction: _drop(transaction, segment), is_delete=True)
+        root.catalog.update(lambda transaction: drop_segment(transaction, segment), is_delete=True)
         path, detail = error.filename, "it is there already, and the catalog doesn't know it"
         raise CorruptionError(f"{path}: {detail}: move it away", path=path, detail=detail) from None
 
@@ -748,80 +686,7 @@ def close_published(root: Root, writers: Sequence[SegmentWriter]) -> None:
         writer.close()
 
 
-# --- after an error, and where there is no room ----------------------------------------------------------------------
-
-
-CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
-_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
-
-
-def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
-    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
-
-    What fails here is left to the next sweep.
-    """
-    if isinstance(error, StoreTimeoutError) and keep_file(root, writers):
-        return
-    try:
-        if writers:
-            abandon(root, writers, keep=isinstance(error, VersionConflictError))
-    except (OSError, MemstoreError) as failure:
-        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(failure))
-    finally:
-        for writer in writers:
-            writer.close()
-
-
-def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
-    """Gives claimed files back after an error, if they are still filling under our put ids.
-
-    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
-    should not have to allocate the next file anew. All others are removed.
-    """
-    deadline = deadline_after(CLEANUP_TIMEOUT)
-    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
-        unlinked: list[OwnedFile] = []
-        some = writers[start : start + _GIVEN_BACK_A_HOLD]
-        try:
-            root.mutex.run(_abandon, deadline, root, some, unlinked, keep=keep)
-        finally:
-            close_unlinked(unlinked)
-
-
-def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
-    with root.guard:
-        ours = root.catalog.view(lambda transaction: [writer for writer in writers if is_filling(transaction, writer)])
-        kept = [writer for writer in ours if keep and writer.is_reusable]
-        gone = [writer for writer in ours if writer not in kept]
-
-        def drop(transaction: Transaction) -> None:
-            for writer in ours:
-                _drop(transaction, writer.segment, keep=writer in kept)
-
-        for writer in kept:
-            writer.file.vacate()
-        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
-            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
-                unlinked.append(writer.file.open())
-            remove_file(writer.file.path, root.segments_fd)
-        if gone:
-            root.sync_unlinked()
-        if ours:
-            root.catalog.update(drop, is_delete=True)
-
-
-def _drop(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
-    """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
-    row, counters = transaction.segment(segment), transaction.counters()
-    transaction.delete_number("filling", segment)
-    if row is not None:
-        if keep:
-            unclaim(transaction, counters, segment, row)
-        else:
-            counters.filling -= row.nbytes
-            transaction.delete_segment(segment)
-            transaction.delete_number("leases", segment)  # of what the file held before
-        transaction.put_counters(counters)
+# --- what is said of a put -------------------------------------------------------------------------------------------
 
 
 def _no_room_for_one(root: Root, drafts: Sequence[Draft], failed: int, reason: OSError) -> OneOfMany:

@@ -26,7 +26,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from memstore.errors import KeyNotFoundError
-from memstore.integrations.vllm.weights import BASE, CHANGED, WEIGHTS, Round, keeping, newest_round
+from memstore.integrations.vllm.weights import BASE, CHANGED, WEIGHTS, Round, keeping
 from memstore.integrations.vllm.worker import MemstoreInitInfo
 from memstore.sharding import TensorShard
 from memstore.store.opening import open as open_store
@@ -159,7 +159,7 @@ class MemstoreTrainer(TrainerWeightTransferEngine[MemstoreTrainerInitInfo]):
         if source.implements_iter_local():
             for name, tensor in source.iter_local():
                 if wanted is None or name in wanted:
-                    found[name] = _piece(metas[name], self.rank, tensor.detach())
+                    found[name] = piece(metas[name], self.rank, tensor.detach())
             return found
         for name, tensor in source.iter_full():  # which gathers: every rank takes part, and the first owner puts
             first = (metas[name].owners or (0,))[0]
@@ -168,7 +168,7 @@ class MemstoreTrainer(TrainerWeightTransferEngine[MemstoreTrainerInitInfo]):
         return found
 
 
-def _piece(meta: ParamMeta, rank: int, local: torch.Tensor) -> Any:
+def piece(meta: ParamMeta, rank: int, local: torch.Tensor) -> Any:
     """Returns the part of a tensor that this rank has, with its place in the whole."""
     if meta.owners is None or meta.placements is None:
         return local
@@ -214,15 +214,14 @@ def update_workers(
         KeyNotFoundError: there are no weights yet.
         What the client raises.
     """
-    found = newest_round(store, key) if wanted is None else wanted
-    if not found.version:
-        raise KeyNotFoundError(f"{key!r}: there are no weights under this key yet", key=key)
-    with keeping(store, key, found):
+    with keeping(store, key, wanted) as found:
+        if not found.version:
+            raise KeyNotFoundError(f"{key!r}: there are no weights under this key yet", key=key)
         _start(client)
         info = {"version": found.version, "changed": found.changed}
         client.update_weights(info if place is None else {**info, "place": place})
         client.finish_weight_update(str(found))
-    return found
+        return found
 
 
 def _start(client: Any) -> None:

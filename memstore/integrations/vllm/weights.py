@@ -9,14 +9,14 @@ late needs no others. Once the whole is newer than the base, what is under `key/
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from memstore._compat import TorchDispatchMode
-from memstore.errors import ContentionError, CrossHostError, KeyNotFoundError, VersionGoneError
+from memstore.errors import ContentionError, CrossHostError, KeyNotFoundError, ReadOnlyError, VersionGoneError
 from memstore.store.named_weights import named_weights
 from memstore.store.opening import open as open_store
 from memstore.store.store import Store
@@ -80,7 +80,7 @@ def newest_round(store: Store, key: str) -> Round:
             continue
         if base <= version:
             return Round(version, changed if base == version else 0)
-    raise ContentionError(f"{key!r}: others put it faster than this call could follow", key=key)
+    raise too_fast(key)
 
 
 def _version(store: Store, key: str) -> int:
@@ -112,21 +112,39 @@ def take_round(store: Store, place: Place, wanted: Round) -> TakenWeights:
 
 
 @contextmanager
-def keeping(store: Store, key: str, wanted: Round) -> Generator[None]:
+def keeping(store: Store, key: str, wanted: Round | None = None) -> Generator[Round]:
     """Keeps a round readable for others by its numbers, whatever is put meanwhile.
 
-    A store on several hosts can't pin versions: there a round stays until the next one is put.
+    A store on several hosts, or one that is opened for reading, can't pin versions: there the round stays until the
+    next one is put.
+
+    Args:
+        wanted: the round; None: the newest, which may be Round(0).
+
+    Raises:
+        VersionGoneError: the store has a newer version, and doesn't keep this one.
     """
-    pins: list[Any] = []
-    try:
-        with suppress(CrossHostError):
-            pins.append(store.pin(key, version=wanted.version))
-            if wanted.changed:
-                pins.append(store.pin(key + CHANGED, version=wanted.changed))
-        yield
-    finally:
-        for pin in pins:
-            pin.close()
+    for _ in range(_LOOKS):
+        found = newest_round(store, key) if wanted is None else wanted
+        with ExitStack() as pins:
+            try:
+                with suppress(CrossHostError, ReadOnlyError):
+                    if found.version:
+                        pins.enter_context(store.pin(key, version=found.version))
+                    if found.changed:
+                        pins.enter_context(store.pin(key + CHANGED, version=found.changed))
+            except (VersionGoneError, KeyNotFoundError):
+                if wanted is not None:
+                    raise
+                continue  # it was replaced in between
+            yield found
+            return
+    raise too_fast(key)
+
+
+def too_fast(key: str) -> ContentionError:
+    """Makes the error of a look at a key that others change all the time."""
+    return ContentionError(f"{key!r}: others put it faster than this call could follow", key=key)
 
 
 # --- Copies to a device ----------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +37,8 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from memstore.errors import MemstoreError, NotAStoreError
-from memstore.integrations.vllm.weights import Place, Round, Staging, TakenWeights, keeping, newest_round, take_round
+from memstore.errors import MemstoreError, NotAStoreError, PermissionDeniedError, ReadOnlyError
+from memstore.integrations.vllm.weights import Place, Round, Staging, TakenWeights, keeping, take_round
 from memstore.store.store import Store
 
 logger = init_logger(f"vllm.{__name__}")  # of vLLM's own levels and form
@@ -217,37 +217,36 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
     def _agreed(self, place: Place) -> Generator[Round]:
         """Gives the round that rank 0 finds, which is kept until all ranks have it."""
         group = get_world_group()
-        is_first = group.rank_in_group == 0
-        wanted = self._find(place) if is_first else Round(0)
-        if group.world_size > 1:
+        with _newest(place) if group.rank_in_group == 0 else nullcontext(Round(0)) as wanted:
+            if group.world_size == 1:
+                yield wanted
+                return
             wanted = Round(*group.broadcast_object(tuple(wanted), src=0))
-        with _kept(place, wanted) if is_first and wanted.version else nullcontext():
             try:
                 yield wanted
             finally:
-                if group.world_size > 1:
-                    group.barrier()
-
-    def _find(self, place: Place) -> Round:
-        """Returns the newest round; Round(0) where there is no store yet, or it can't be reached now."""
-        try:
-            store, _ = self._opened()
-            return newest_round(store, place.key)
-        except MemstoreError as error:
-            logger.warning("memstore: started with the model's own weights: %s", error)
-            return Round(0)
+                group.barrier()
 
 
 @contextmanager
-def _kept(place: Place, wanted: Round) -> Generator[None]:
-    """Keeps a round by a pin, which writes into the store: where this process may not, another put may take it."""
+def _newest(place: Place) -> Generator[Round]:
+    """Keeps the newest round. Gives Round(0) where there is no store yet, or it can't be reached now."""
+    with ExitStack() as kept:
+        try:
+            store = kept.enter_context(_open_to_keep(place))
+            found = kept.enter_context(keeping(store, place.key))
+        except MemstoreError as error:
+            logger.warning("memstore: started with the model's own weights: %s", error)
+            found = Round(0)
+        yield found
+
+
+def _open_to_keep(place: Place) -> Store:
+    """Opens a store so that versions can be pinned, where this process may write into it."""
     try:
-        store = place.open("r+")
-    except MemstoreError:
-        yield
-        return
-    with store, keeping(store, place.key, wanted):
-        yield
+        return place.open("r+")
+    except (PermissionDeniedError, ReadOnlyError):
+        return place.open("r")
 
 
 def _in_order(tensors: Mapping[str, torch.Tensor], chosen: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:

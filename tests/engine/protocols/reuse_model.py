@@ -1,6 +1,6 @@
 """A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
-Its steps are those of `put.py` (claim, fill, commit, abandon), `sweep.py`, `get.py` (get), `recovery.py`
+Its steps are those of `put.py` (claim, fill, commit), `room.py` (abandon), `sweep.py`, `get.py` (get), `recovery.py`
 and `reuse.py` (leases), and are named after the functions there. What the kernel does for a process that dies is done:
 its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
 
@@ -333,7 +333,7 @@ def put_steps(scene: Scene, broken: frozenset[str]) -> Steps:
 def _claim(scene: Scene, broken: frozenset[str]) -> Steps:
     file, at = scene.process.file, scene.process.at
     if at == "ask":
-        yield from _choose(scene, broken)
+        yield from _choose_retired(scene, broken)
     elif at == "erase":
         scene.may_write()
         erased = {} if "keep the put id" in broken else {"put": 0}
@@ -352,7 +352,7 @@ def _claim(scene: Scene, broken: frozenset[str]) -> Steps:
         yield scene.step("claim: unlock the mutex", at="fill", owner=False)
 
 
-def _choose(scene: Scene, broken: frozenset[str]) -> Steps:
+def _choose_retired(scene: Scene, broken: frozenset[str]) -> Steps:
     state = scene.state
     refused: list[int] = []
     for file, row in enumerate(state.rows):

@@ -25,6 +25,9 @@ from tests.integrations.vllm.engines import (
 from vllm.distributed.weight_transfer import (  # isort: skip
     HTTPVLLMWeightSyncClient,
     ModuleSource,
+    ParamMeta,
+    Replicate,
+    Shard,
     WeightTransferEngineFactory,
     WeightTransferTrainerFactory,
 )
@@ -38,6 +41,7 @@ from memstore.integrations.vllm import (
     register,
     update_workers,
 )
+from memstore.integrations.vllm.trainer import piece
 from memstore.integrations.vllm.weights import Round, Staging, newest_round
 
 
@@ -268,6 +272,36 @@ def test_a_worker_that_knows_no_place_says_so(root: str) -> None:
     with pytest.raises(ValueError, match="root"):
         one.init_weight_transfer_engine({"key": "weights"})
     assert everywhere(llm_model(one)) == {0.0}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(7, 5), (8, 4), (1, 3), (2, 9)])
+@pytest.mark.parametrize(
+    "placements", [(Shard(0), Shard(0)), (Shard(1), Shard(0)), (Replicate(), Shard(0)), (Shard(1), Replicate())]
+)
+def test_pieces_lie_where_torch_chunk_cuts_them(placements: Any, rows: int, columns: int) -> None:
+    whole, mesh = torch.arange(rows * columns).reshape(rows, columns), (2, 3)
+    meta = ParamMeta(
+        "w", whole.dtype, (rows, columns), owners=(6, 5, 4, 3, 2, 1), mesh_shape=mesh, placements=placements
+    )
+    found = torch.full_like(whole, -1)
+    for position, rank in enumerate(meta.owners):
+        part = whole
+        for coordinate, size, placement in zip(divmod(position, mesh[1]), mesh, placements, strict=True):
+            if isinstance(placement, Shard):
+                chunks = part.chunk(size, placement.dim)
+                part = chunks[coordinate] if coordinate < len(chunks) else part.narrow(placement.dim, 0, 0)
+        shard = piece(meta, rank, part)
+        assert shard.global_shape == (rows, columns)
+        if part.numel():
+            (row, column), (height, width) = shard.offsets, part.shape
+            found[row : row + height, column : column + width] = shard.local
+    assert torch.equal(found, whole)
+
+
+def test_a_piece_of_another_shape_is_refused() -> None:
+    meta = ParamMeta("w", torch.float32, (4, 4), owners=(0, 1), placements=(Shard(0),))
+    with pytest.raises(ValueError, match="'w'"):
+        piece(meta, 1, torch.zeros(3, 4))
 
 
 @pytest.mark.parametrize("nbytes", [64, 1000, 1 << 20])
