@@ -1,8 +1,5 @@
 """Followers for asyncio: a module that a task keeps at the newest version of a key. `memstore/store/following.py`."""
 
-# Functions of this file use what AsyncStore has.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import asyncio
@@ -17,7 +14,7 @@ from typing import Any, Generic
 from memstore._info import FollowerStatus
 from memstore._wording import an_instance
 from memstore.aio.calls import call
-from memstore.aio.store import AsyncStore, check_opened
+from memstore.aio.store import AsyncStore, check_opened, lazy_of
 from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, StoreClosedError
 from memstore.store.following import (
@@ -138,8 +135,8 @@ class AsyncFollower(Generic[M]):
         return self._following.status(*await self._newest())
 
     async def _newest(self) -> tuple[int | None, float]:
-        store = self._store
-        return await call(store._pool_of(self.key), lambda _: newest_of(store._blocking(), self.key))
+        lazy = lazy_of(self._store)
+        return await call(lazy.pool_of(self.key), lambda _: newest_of(lazy.blocking(), self.key))
 
     async def close(self) -> None:
         """Ends the task, after a copy under way. The module stays as it is. May be called again."""
@@ -187,7 +184,7 @@ class AsyncFollower(Generic[M]):
             # 1. Wait.
             version = await store.wait(self.key, newer_than=following.seen, timeout=_FOR_EVER)
             # 2. Compare.
-            fill = await call(pool, lambda _: following.prepare(store._blocking()))
+            fill = await call(pool, lambda _: following.prepare(lazy_of(store).blocking()))
             # 3 to 5. Copy.
             copy = partial(following.copy, fill)
             del fill  # which holds the version
@@ -217,7 +214,7 @@ class AsyncFollower(Generic[M]):
         while True:
             await asyncio.sleep(PAUSE)
             with suppress(MemstoreError):
-                path, _, options = self._store._lazy.arguments()
+                path, _, options = lazy_of(self._store).arguments()
                 store = await AsyncStore(path, "r", options)
                 if self._store is not self._given:
                     await self._store.close()

@@ -689,6 +689,11 @@ def check_opened(store: object, name: str) -> None:
         raise TypeError(f"store is one of memstore.aio.open, and not {an_instance(store)}{instead}")
 
 
+def lazy_of(store: AsyncStore) -> LazyStore:
+    """Returns what opens a store, for memstore's own parts."""
+    return store._lazy
+
+
 def _is_plain(options: dict[str, Any]) -> bool:
     """Returns whether a get with these options may be made at once: it copies nothing, and asks nobody."""
     for name, value in options.items():

@@ -1352,8 +1352,3 @@ def begin_follow(
     load = prepare_load(root, key, store._as_opened, target, deadline_after(timeout))
     store._gets += 1
     return load
-
-
-def timeout_of(store: Store) -> float:
-    """Returns the seconds that the store's calls take at most which aren't told otherwise."""
-    return store._timeout
