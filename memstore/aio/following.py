@@ -1,8 +1,5 @@
 """Followers for asyncio: a module that a task keeps at the newest version of a key. `memstore/store/following.py`."""
 
-# Functions of this file use what AsyncStore has.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import asyncio
@@ -138,8 +135,8 @@ class AsyncFollower(Generic[M]):
         return self._following.status(*await self._newest())
 
     async def _newest(self) -> tuple[int | None, float]:
-        store = self._store
-        return await call(lazy_of(store).pool_of(self.key), lambda _: newest_of(lazy_of(store).blocking(), self.key))
+        lazy = lazy_of(self._store)
+        return await call(lazy.pool_of(self.key), lambda _: newest_of(lazy.blocking(), self.key))
 
     async def close(self) -> None:
         """Ends the task, after a copy under way. The module stays as it is. May be called again."""

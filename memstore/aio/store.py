@@ -352,11 +352,6 @@ _NONE = frozenset(
 )  # those that are None to ask for nothing
 
 
-def lazy_of(store: AsyncStore) -> LazyStore:
-    """Returns what opens the store at its first call, and names the pools of its calls."""
-    return store._lazy
-
-
 def _as_ref(store: AsyncStore, ref: Ref) -> AsyncRef:
     root = store._lazy.opened_root
     return AsyncRef(ref, HERE if root is None or root.owners.is_alone else ALL_HOSTS)
@@ -692,6 +687,11 @@ def check_opened(store: object, name: str) -> None:
     if not isinstance(store, AsyncStore):
         instead = f": memstore.{name} takes that" if isinstance(store, Store) else ""
         raise TypeError(f"store is one of memstore.aio.open, and not {an_instance(store)}{instead}")
+
+
+def lazy_of(store: AsyncStore) -> LazyStore:
+    """Returns what opens a store, for memstore's own parts."""
+    return store._lazy
 
 
 def _is_plain(options: dict[str, Any]) -> bool:

@@ -47,6 +47,7 @@ from memstore.errors import (
 from memstore.listing import check_store, timeout_of
 from memstore.store.model_fit import is_spread
 from memstore.store.store import Store, begin_follow, reopen
+from memstore.structure import modes
 
 log = logging.getLogger("memstore")
 
@@ -389,6 +390,7 @@ around_forks(Hooks(_before_fork, _after_fork_in_parent, _after_fork_in_child))
 # --- The follower that is a thread -----------------------------------------------------------------------------------
 
 
+@modes.uncompiled_methods
 class Follower(Generic[M]):
     """A module that a thread keeps at the newest version of a key: made by `memstore.follow`.
 
@@ -429,8 +431,7 @@ class Follower(Generic[M]):
         """Returns why the newest version was not loaded, or None after a load that went well."""
         return self._following.error
 
-    @contextmanager
-    def use(self, timeout: float | None = None) -> Generator[InUse[M]]:
+    def use(self, timeout: float | None = None) -> AbstractContextManager[InUse[M]]:
         """Keeps the module from being changed inside the `with`: `with follower.use() as (model, version)`.
 
         Any number of threads may be inside at once. With one module they wait while a newer version is copied; with a
@@ -443,18 +444,7 @@ class Follower(Generic[M]):
             StoreTimeoutError: requests have kept a copy waiting for so long.
             CorruptionError: the last copy has failed, and left a mix of versions in the only module.
         """
-        following = self._following
-        if self._lock is not None:
-            with self._lock:
-                if following.gate.failure is not None:
-                    raise following.gate.failure
-                yield following.gate.current
-            return
-        number = following.gate.enter(following.timeout if timeout is None else timeout)
-        try:
-            yield following.gate.in_use(number)
-        finally:
-            following.gate.leave(number)
+        return _using(self._following, self._lock, timeout)
 
     def wait(self, *, newer_than: int = 0, timeout: float | None = None) -> int:
         """Waits until the module has a version that is newer than `newer_than`, and returns it.
@@ -500,6 +490,8 @@ class Follower(Generic[M]):
         Raises:
             StoreTimeoutError: a load has not ended in time, for example because it waits for a lock of yours.
         """
+        if timeout is not None:
+            deadline_after(timeout)
         self._stop.set()
         self._following.gate.stop()
         thread = self._thread
@@ -587,6 +579,23 @@ class Follower(Generic[M]):
                 return
 
 
+@contextmanager
+def _using(following: Following[M], lock: Lock | None, timeout: float | None) -> Generator[InUse[M]]:
+    """Lets a request in, and out at the end. Errors as `Follower.use`."""
+    gate = following.gate
+    if lock is not None:
+        with lock:
+            if gate.failure is not None:
+                raise gate.failure.with_traceback(None)
+            yield gate.current
+        return
+    number = gate.enter(following.timeout if timeout is None else timeout)
+    try:
+        yield gate.in_use(number)
+    finally:
+        gate.leave(number)
+
+
 def closed(key: str) -> StoreClosedError:
     """Makes the error of a wait for a follower that was closed."""
     return StoreClosedError(f"the follower of {key!r} was closed: memstore.follow makes another")
@@ -601,6 +610,7 @@ def not_followed(key: str, newer_than: int, version: int, seconds: float, error:
     )
 
 
+@modes.uncompiled
 def follow(
     store: Store,
     key: str,

@@ -112,6 +112,13 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
     "ReplayBuffer.sample": [lambda w, t: w.buffer.sample(2, timeout=t)],
     "ReplayBuffer.sample_slices": [lambda w, t: w.buffer.sample_slices(1, 1, timeout=t)],
     "ReplayBuffer.read_rows": [lambda w, t: w.buffer.read_rows([0], timeout=t)],
+    "follow": [
+        lambda w, t: memstore.follow(w.store, "m", w.model, timeout=t),
+        lambda w, t: memstore.follow(w.store, "m", w.model, every=t),
+    ],
+    "Follower.use": [lambda w, t: _followed(w, lambda follower: follower.use(timeout=t).__enter__())],
+    "Follower.wait": [lambda w, t: _followed(w, lambda follower: follower.wait(timeout=t))],
+    "Follower.close": [lambda w, t: _followed(w, lambda follower: follower.close(timeout=t))],
     "PendingPut.wait": [lambda w, t: w.put.wait(timeout=t)],
     "PendingPut.abort": [lambda w, t: w.put.abort(timeout=t)],
     "CheckpointManager.wait": [lambda w, t: memstore.CheckpointManager(f"{w.path}/run").wait(timeout=t)],
@@ -169,6 +176,20 @@ def _with_seconds(module: ModuleType, names: list[str]) -> set[str]:
     return found
 
 
+def _followed(world: World, use: Callable[[memstore.Follower[Any]], Any]) -> Any:
+    with memstore.follow(world.store, "m", world.model) as follower:
+        return use(follower)
+
+
+async def _follow_in_task(store: Any, world: World, seconds: Any) -> None:
+    memstore.aio.follow(store, "m", world.model, timeout=seconds)
+
+
+async def _in_follower(store: Any, world: World, use: Callable[[Any], Any]) -> Any:
+    async with memstore.aio.follow(store, "m", world.model) as follower:
+        return await use(follower)
+
+
 def test_the_table_has_all_calls() -> None:
     assert _with_seconds(memstore, memstore.__all__) <= set(CALLS)
 
@@ -217,6 +238,9 @@ AWAITED: dict[str, Callable[[Any, World, Any], Any]] = {
     "AsyncPendingPut.abort": lambda a, w, t: _in_put(a, lambda put: put.abort(timeout=t)),
     "open": lambda a, w, t: _opened(f"{w.path}/new", timeout=t),
     "destroy": lambda a, w, t: memstore.aio.destroy(w.store.root, timeout=t),
+    "follow": lambda a, w, t: _follow_in_task(a, w, t),
+    "AsyncFollower.use": lambda a, w, t: _in_follower(a, w, lambda follower: follower.use(timeout=t).__aenter__()),
+    "AsyncFollower.wait": lambda a, w, t: _in_follower(a, w, lambda follower: follower.wait(timeout=t)),
     "iter_weights": lambda a, w, t: anext(memstore.aio.iter_weights(a, "k", timeout=t)),
 }
 
