@@ -17,7 +17,7 @@ import torch
 from transformers.trainer_callback import TrainerCallback
 
 import memstore
-from memstore import RNGState, StateDict
+from memstore._threads import between_forks
 from memstore.errors import StructureMismatchError
 
 __all__ = ["StoreCallback", "from_store"]
@@ -57,7 +57,8 @@ def from_store(
         StructureMismatchError: the weights aren't those of the model, which names them.
     """
     if isinstance(config, (str, os.PathLike)):
-        from transformers.models.auto.configuration_auto import AutoConfig
+        with between_forks():
+            from transformers.models.auto.configuration_auto import AutoConfig
 
         config = AutoConfig.from_pretrained(os.fspath(config))
     target: Any = cls
@@ -154,7 +155,7 @@ class StoreCallback(TrainerCallback):
         step = self._manager.latest()
         if step is None:
             return None
-        found = {name: StateDict() for name in ("model", "optimizer", "scheduler", "trainer", "rng")}
+        found = {name: memstore.StateDict() for name in ("model", "optimizer", "scheduler", "trainer", "rng")}
         self._manager.restore(found, step)
         folder = os.path.join(cast("str", trainer.args.output_dir), f"checkpoint-{step}")
         os.makedirs(folder, exist_ok=True)
@@ -174,19 +175,19 @@ def _app_state(state: Any, objects: dict[str, Any]) -> dict[str, Any]:
         "model": objects["model"],
         "optimizer": objects["optimizer"],
         "scheduler": objects["lr_scheduler"],
-        "trainer": StateDict(state=told),
-        "rng": RNGState(),
+        "trainer": memstore.StateDict(state=told),
+        "rng": memstore.RNGState(),
     }
 
 
 def _as_of_trainer(stored: dict[str, Any]) -> dict[str, Any]:
     """Returns a random state as Trainer's files have it. That of this process stays."""
-    mine = RNGState().state_dict()
+    mine = memstore.RNGState().state_dict()
     try:
-        RNGState().load_state_dict(stored)
+        memstore.RNGState().load_state_dict(stored)
         found = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
         if torch.cuda.is_available():
             found["cuda"] = torch.cuda.random.get_rng_state()
     finally:
-        RNGState().load_state_dict(mine)
+        memstore.RNGState().load_state_dict(mine)
     return found

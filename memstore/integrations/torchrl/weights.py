@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 from torchrl.weight_update import WeightSyncScheme
 
-from memstore import Store
+import memstore
 from memstore.errors import KeyNotFoundError, StoreTimeoutError
 
 _LOOK = 0.5  # seconds until a thread that waits sees that it is to end
@@ -34,7 +34,7 @@ class MemstoreWeightSyncScheme(WeightSyncScheme):
 
     def __init__(
         self,
-        store: Store,
+        store: memstore.Store,
         key: str,
         *,
         strategy: Literal["tensordict", "state_dict"] = "tensordict",
