@@ -10,7 +10,7 @@ import os
 import shutil
 from typing import Any
 
-from memstore.snapshot import RNGState, Snapshot, StateDict
+import memstore
 
 __all__ = ["app_state", "use_snapshots"]
 
@@ -38,7 +38,7 @@ def app_state(accelerator: Any) -> dict[str, Any]:
         found |= {f"{kind}_{number}": one for number, one in enumerate(getattr(accelerator, prepared))}
     if accelerator.scaler is not None:
         found["scaler"] = accelerator.scaler
-    return found | {"rng": RNGState()}
+    return found | {"rng": memstore.RNGState()}
 
 
 def use_snapshots(accelerator: Any, *, replicated: bool = True) -> None:
@@ -59,15 +59,15 @@ def use_snapshots(accelerator: Any, *, replicated: bool = True) -> None:
             if accelerator.is_main_process:
                 shutil.rmtree(folder, ignore_errors=True)  # of an earlier state, which Accelerate overwrites too
             accelerator.wait_for_everyone()
-            state = {f"model_{number}": StateDict(one) for number, one in enumerate(weights)}
-            Snapshot.take(folder, state, replicated=["**"] if replicated else None)
+            state = {f"model_{number}": memstore.StateDict(one) for number, one in enumerate(weights)}
+            memstore.Snapshot.take(folder, state, replicated=["**"] if replicated else None)
             weights.clear()  # so that Accelerate writes none
 
     def load(models: list[Any], input_dir: str) -> None:
         folder = os.path.join(input_dir, _WEIGHTS)
         if models and os.path.isdir(folder):  # else an earlier checkpoint, without this hook
             unwrapped = {f"model_{number}": one for number, one in enumerate(models)}
-            Snapshot(folder).restore(unwrapped)
+            memstore.Snapshot(folder).restore(unwrapped)
             models.clear()
 
     accelerator.register_save_state_pre_hook(save)

@@ -17,7 +17,6 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import Callback
 
 import memstore
-from memstore.snapshot import PendingSnapshot, RNGState, Snapshot, StateDict
 
 __all__ = ["SnapshotIO", "StoreCallback"]
 
@@ -37,7 +36,7 @@ class SnapshotIO(CheckpointIO):
 
     def __init__(self, *, async_: bool = True, allow_pickle: bool = False) -> None:
         self._is_async, self._allow_pickle = async_, allow_pickle
-        self._pending: PendingSnapshot | None = None
+        self._pending: memstore.PendingSnapshot | None = None
         self._obsolete: list[str] = []  # what goes once the pending snapshot is whole
         self._alone: Any = None
 
@@ -50,17 +49,17 @@ class SnapshotIO(CheckpointIO):
         self._settle()
         target = os.path.abspath(os.fspath(path))
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        app_state = {_NAME: StateDict(checkpoint)}
+        app_state = {_NAME: memstore.StateDict(checkpoint)}
         group, allow_pickle = self._group(), self._allow_pickle
         if os.path.lexists(target):  # such as last.ckpt: the old one stays until the new one is whole
             beside = _beside(target, "new")
-            Snapshot.take(beside, app_state, group, allow_pickle=allow_pickle)
+            memstore.Snapshot.take(beside, app_state, group, allow_pickle=allow_pickle)
             _remove(target)
             os.rename(beside, target)
         elif self._is_async:
-            self._pending = Snapshot.async_take(target, app_state, group, allow_pickle=allow_pickle)
+            self._pending = memstore.Snapshot.async_take(target, app_state, group, allow_pickle=allow_pickle)
         else:
-            Snapshot.take(target, app_state, group, allow_pickle=allow_pickle)
+            memstore.Snapshot.take(target, app_state, group, allow_pickle=allow_pickle)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
@@ -71,7 +70,7 @@ class SnapshotIO(CheckpointIO):
         if os.path.isfile(target):
             return TorchCheckpointIO().load_checkpoint(path, map_location, weights_only)
         options = {"allow_pickle": self._allow_pickle}
-        return Snapshot(target, self._group(), storage_options=options).get_state_dict_for_key(_NAME)
+        return memstore.Snapshot(target, self._group(), storage_options=options).get_state_dict_for_key(_NAME)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Removes a checkpoint: at once, or when the one that is being written is whole."""
@@ -159,11 +158,11 @@ class StoreCallback(Callback):
         # Before Lightning makes the loader's iterator, which draws from it where rows are shuffled.
         random, self._random = self._random, None
         if random is not None:
-            RNGState().load_state_dict(random)
+            memstore.RNGState().load_state_dict(random)
         self._publish(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        return RNGState().state_dict()
+        return memstore.RNGState().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._random = state_dict

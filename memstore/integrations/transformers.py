@@ -19,7 +19,6 @@ from transformers.trainer_callback import TrainerCallback
 import memstore
 from memstore._threads import between_forks
 from memstore.errors import StructureMismatchError
-from memstore.snapshot import RNGState, StateDict
 
 __all__ = ["StoreCallback", "from_store"]
 
@@ -156,7 +155,7 @@ class StoreCallback(TrainerCallback):
         step = self._manager.latest()
         if step is None:
             return None
-        found = {name: StateDict() for name in ("model", "optimizer", "scheduler", "trainer", "rng")}
+        found = {name: memstore.StateDict() for name in ("model", "optimizer", "scheduler", "trainer", "rng")}
         self._manager.restore(found, step)
         folder = os.path.join(cast("str", trainer.args.output_dir), f"checkpoint-{step}")
         os.makedirs(folder, exist_ok=True)
@@ -176,19 +175,19 @@ def _app_state(state: Any, objects: dict[str, Any]) -> dict[str, Any]:
         "model": objects["model"],
         "optimizer": objects["optimizer"],
         "scheduler": objects["lr_scheduler"],
-        "trainer": StateDict(state=told),
-        "rng": RNGState(),
+        "trainer": memstore.StateDict(state=told),
+        "rng": memstore.RNGState(),
     }
 
 
 def _as_of_trainer(stored: dict[str, Any]) -> dict[str, Any]:
     """Returns a random state as Trainer's files have it. That of this process stays."""
-    mine = RNGState().state_dict()
+    mine = memstore.RNGState().state_dict()
     try:
-        RNGState().load_state_dict(stored)
+        memstore.RNGState().load_state_dict(stored)
         found = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
         if torch.cuda.is_available():
             found["cuda"] = torch.cuda.random.get_rng_state()
     finally:
-        RNGState().load_state_dict(mine)
+        memstore.RNGState().load_state_dict(mine)
     return found

@@ -11,8 +11,8 @@ from typing import Any, Literal, NoReturn
 
 from torchrl.weight_update import WeightSyncScheme
 
+import memstore
 from memstore.errors import KeyNotFoundError, StoreTimeoutError
-from memstore.store import Store
 
 _LOOK = 0.5  # seconds until a thread that waits sees that it is to end
 
@@ -34,7 +34,7 @@ class MemstoreWeightSyncScheme(WeightSyncScheme):
 
     def __init__(
         self,
-        store: Store,
+        store: memstore.Store,
         key: str,
         *,
         strategy: Literal["tensordict", "state_dict"] = "tensordict",
