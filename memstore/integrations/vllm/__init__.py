@@ -35,7 +35,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "BACKEND",
     "LocalClient",
     "MemstoreInitInfo",
     "MemstoreTrainer",
