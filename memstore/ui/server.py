@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _LISTENERS = 32  # streams at once
 _KEYS = 100  # a page
 _MOST_KEYS = 500
+_LAST = 3.0  # seconds for the streams to end
 _PATIENCE = 30.0  # seconds for a client that sends or takes nothing
 _COOKIE = "memstore_token"
 _STATIC = {
@@ -71,9 +73,15 @@ class LivePage:
 
     def close(self) -> None:
         """Ends it, and the streams of all who look. May be called again."""
+        if self._server.is_ending.is_set():
+            return
         self._server.is_ending.set()
         self._server.shutdown()
         self._server.server_close()
+        deadline = monotonic() + _LAST
+        for _ in range(_LISTENERS):  # the streams end, so that nobody looks into the folder any more
+            if not self._server.streams.acquire(timeout=max(0.0, deadline - monotonic())):
+                break
         self._server.watcher.close()
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+DISTRIBUTION = "memstore-torch"  # as which memstore is installed
 PAGES = sorted(
     [
         ROOT / "README.md",
@@ -88,7 +89,7 @@ def is_missing(requirement: str) -> bool:
 def installed(name: str) -> tuple[set[str], list[Requirement]]:
     """The top-level modules of a distribution, and what it requires. None is here: who imports it will be told."""
     try:
-        distribution = metadata.distribution(name)
+        distribution = metadata.distribution(DISTRIBUTION if name == "memstore" else name)
     except metadata.PackageNotFoundError:
         return set(), []
     modules = {file.parts[0].partition(".")[0] for file in distribution.files or ()}

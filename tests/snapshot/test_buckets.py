@@ -495,7 +495,7 @@ def test_missing_credentials_are_told_at_once(url: str, monkeypatch: pytest.Monk
 def test_the_missing_package_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.setattr(buckets, "_buckets", {})
-    with pytest.raises(memstore.MissingPackageError, match=r"pip install 'memstore\[cloud\]'"):
+    with pytest.raises(memstore.MissingPackageError, match=r"pip install 'memstore-torch\[cloud\]'"):
         Snapshot.take(url, state())
 
 

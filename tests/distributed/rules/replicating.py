@@ -361,7 +361,7 @@ def _(patch: Patch) -> None:
     patch.setattr(replicas, "secure", nothing)
 
 
-@mutation("who has put a value is believed to keep it", "replicas and deaths in a storm")
+@mutation("who has put a value is believed to keep it", "replicas, deaths and cuts")
 def _(patch: Patch) -> None:
     patch.setattr(replicas, "kept", lambda tables, key, version: version)  # pyright: ignore
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memstore.engine import syscalls
-from memstore.engine.sync.pages import LockPage, Notes, emptied, publications_rung, read_notes
+from memstore.engine.sync.pages import LockPage, LockPageNotes, emptied, publications_rung, read_notes
 from memstore.engine.sync.primitives import Doorbell, deadline_after
 from memstore.errors import CorruptionError
 from tests.children import Child, Wire
@@ -157,11 +157,11 @@ def test_its_notes_can_be_read_without_opening_it(folder: Path) -> None:
     page = open_page(folder)
     page.notes.batch, page.notes.publications_rung = 5, 2**40
     content = (folder / "lock").read_bytes()
-    assert read_notes(content) == Notes(batch=5, publications_rung=2**40)
+    assert read_notes(content) == LockPageNotes(batch=5, publications_rung=2**40)
     assert publications_rung(str(folder / "lock")) == 2**40
     damaged = bytearray(content)
     damaged[IDENTITY] ^= 1
-    assert read_notes(damaged) == read_notes(content[:-1]) == read_notes(b"") == Notes()
+    assert read_notes(damaged) == read_notes(content[:-1]) == read_notes(b"") == LockPageNotes()
 
 
 def test_garbage_in_a_page_is_written_over(scratch: str) -> None:
