@@ -49,18 +49,19 @@ def until(condition: Callable[[], bool]) -> None:
 
 def test_each_version_is_loaded_and_told(store: memstore.Store) -> None:
     told: list[int] = []
-    model = Layers()
+    model, base, version = Layers(), 0, 0
     with memstore.follow(store, "policy", model, on_version=told.append) as follower:
         assert follower.version == 0
         for number in (1, 2, 3):
             version = put(store, number)
+            base = version - number  # versions of a served store begin far above 0
             assert follower.wait(newer_than=version - 1, timeout=PATIENCE) == version
             with follower.use() as (current, loaded):
                 assert (current is model, loaded, current.numbers()) == (True, version, {float(number)})
         status = follower.status()
-        assert (status.version, status.newest, status.lag, status.loads) == (3, 3, 0.0, 3)
+        assert (status.version, status.newest, status.lag, status.loads) == (version, version, 0.0, 3)
         assert status.copied > 0 and status.error is None
-        until(lambda: told == [1, 2, 3])
+        until(lambda: told == [base + 1, base + 2, base + 3])
 
 
 def trainer(wire: Wire, root: str, versions: int) -> None:
@@ -72,7 +73,7 @@ def trainer(wire: Wire, root: str, versions: int) -> None:
 
 @pytest.mark.parametrize("kind", ["one module", "spare", "lock"])
 def test_no_request_sees_two_versions(store: memstore.Store, kind: str) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     model, lock = Layers(), threading.Lock()
     options = {"spare": {"spare": Layers()}, "lock": {"lock": lock}}.get(kind, {})
     seen: list[tuple[int, set[float]]] = []
@@ -94,45 +95,45 @@ def test_no_request_sees_two_versions(store: memstore.Store, kind: str) -> None:
             thread.start()
         with Child(trainer, store.root, 40) as child:
             child.receive()
-        follower.wait(newer_than=40, timeout=PATIENCE)
+        follower.wait(newer_than=base + 40, timeout=PATIENCE)
         is_over.set()
         for thread in threads:
             thread.join()
-    assert {(float(version),) for version, _ in seen} == {tuple(numbers) for _, numbers in seen}
-    assert all(numbers == {float(version)} for version, numbers in seen)
+    assert {(float(version - base),) for version, _ in seen} == {tuple(numbers) for _, numbers in seen}
+    assert all(numbers == {float(version - base)} for version, numbers in seen)
     assert len({version for version, _ in seen}) > 2, "it was changed under the requests"
 
 
 def test_a_request_keeps_its_version_and_a_copy_waits_for_it(store: memstore.Store) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     with memstore.follow(store, "policy", Layers(), timeout=PATIENCE) as follower:
         follower.wait()
         with follower.use() as (model, version):
             put(store, 2.0)
             with pytest.raises(memstore.StoreTimeoutError):
-                follower.wait(newer_than=1, timeout=0.3)
+                follower.wait(newer_than=base + 1, timeout=0.3)
             with pytest.raises(memstore.StoreTimeoutError, match="use\\(\\) twice"), follower.use(timeout=0.1):
                 pass
-            assert (version, follower.version, model.numbers()) == (1, 1, {1.0})
-            assert follower.status().newest == 2 and follower.status().lag > 0.1
-        assert follower.wait(newer_than=1) == 2
+            assert (version, follower.version, model.numbers()) == (base + 1, base + 1, {1.0})
+            assert follower.status().newest == base + 2 and follower.status().lag > 0.1
+        assert follower.wait(newer_than=base + 1) == base + 2
 
 
 def test_a_request_that_takes_long_does_not_keep_others_out(store: memstore.Store) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     with memstore.follow(store, "policy", Layers(), timeout=0.2) as follower:
         follower.wait(timeout=PATIENCE)
         with follower.use():
             put(store, 2.0)
             until(lambda: isinstance(follower.error, memstore.StoreTimeoutError))
             with follower.use(timeout=PATIENCE) as (_, version):
-                assert version == 1
-        assert follower.wait(newer_than=1, timeout=PATIENCE) == 2
+                assert version == base + 1
+        assert follower.wait(newer_than=base + 1, timeout=PATIENCE) == base + 2
         assert follower.error is None
 
 
 def test_with_a_spare_module_nobody_waits(store: memstore.Store) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     model = Layers()
     with memstore.follow(store, "policy", model, spare=copy.deepcopy(model)) as follower:
         first = follower.wait(timeout=PATIENCE)
@@ -140,40 +141,40 @@ def test_with_a_spare_module_nobody_waits(store: memstore.Store) -> None:
             put(store, 2.0)
             follower.wait(newer_than=first, timeout=PATIENCE)
             with follower.use(timeout=0.0) as (new, newer):
-                assert (version, newer) == (1, 2) and new is not old
+                assert (version, newer) == (base + 1, base + 2) and new is not old
                 assert (old.numbers(), new.numbers()) == ({1.0}, {2.0})
             put(store, 3.0)  # which would go into the module that is still in use
             with pytest.raises(memstore.StoreTimeoutError):
-                follower.wait(newer_than=2, timeout=0.3)
+                follower.wait(newer_than=base + 2, timeout=0.3)
             assert old.numbers() == {1.0}
-        assert follower.wait(newer_than=2, timeout=PATIENCE) == 3
+        assert follower.wait(newer_than=base + 2, timeout=PATIENCE) == base + 3
 
 
 def test_a_version_that_does_not_fit_is_left_out(store: memstore.Store, caplog: pytest.LogCaptureFixture) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     with memstore.follow(store, "policy", Layers()) as follower:
         follower.wait(timeout=PATIENCE)
         put(store, 2.0, width=8)
         with pytest.raises(memstore.StructureMismatchError, match=r"\[8, 8\]"):
-            follower.wait(newer_than=1, timeout=PATIENCE)
+            follower.wait(newer_than=base + 1, timeout=PATIENCE)
         with follower.use() as (model, version):
-            assert (version, model.numbers()) == (1, {1.0})
+            assert (version, model.numbers()) == (base + 1, {1.0})
         assert isinstance(follower.status().error, memstore.StructureMismatchError)
         put(store, 3.0)
-        assert follower.wait(newer_than=1, timeout=PATIENCE) == 3
+        assert follower.wait(newer_than=base + 1, timeout=PATIENCE) == base + 3
         assert follower.error is None
-    assert [record.levelno for record in caplog.records if "version 2" in record.message] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records if f"version {base + 2}" in record.message] == [logging.WARNING]
 
 
 def test_a_deleted_key_changes_nothing(store: memstore.Store) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     with memstore.follow(store, "policy", Layers()) as follower:
         follower.wait(timeout=PATIENCE)
         store.delete("policy")
         status = follower.status()
-        assert (status.version, status.newest, status.lag) == (1, None, 0.0)
+        assert (status.version, status.newest, status.lag) == (base + 1, None, 0.0)
         put(store, 2.0)
-        assert follower.wait(newer_than=1, timeout=PATIENCE) == 2
+        assert follower.wait(newer_than=base + 1, timeout=PATIENCE) == base + 2
 
 
 @pytest.mark.embedded
@@ -235,12 +236,12 @@ def in_a_child(wire: Wire, follower: memstore.Follower[Layers]) -> tuple[int, se
 
 
 def test_a_forked_child_has_a_whole_module_and_follows_nothing(store: memstore.Store) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     is_over = threading.Event()
 
     def train() -> None:
         while not is_over.is_set():
-            put(store, float(store.version("policy") + 1))
+            put(store, float(store.version("policy") + 1 - base))
 
     thread = threading.Thread(target=train)
     with memstore.follow(store, "policy", Layers()) as follower:
@@ -250,12 +251,12 @@ def test_a_forked_child_has_a_whole_module_and_follows_nothing(store: memstore.S
             for _ in range(4):  # at any moment of a load
                 with Child(in_a_child, follower) as child:
                     version, numbers, waited, text = child.receive()
-                assert numbers == {float(version)}
+                assert numbers == {float(version - base)}
                 assert "follow the key anew" in waited and "ended" in text
         finally:
             is_over.set()
             thread.join()
-        follower.wait(newer_than=1, timeout=PATIENCE)
+        follower.wait(newer_than=base + 1, timeout=PATIENCE)
 
 
 def test_loads_are_as_far_apart_as_asked(store: memstore.Store) -> None:
@@ -275,23 +276,23 @@ def test_what_on_version_raises_is_logged(store: memstore.Store, caplog: pytest.
 
     with memstore.follow(store, "policy", Layers(), on_version=fail) as follower:
         for number in (1, 2):
-            put(store, number)
-            follower.wait(newer_than=number - 1, timeout=PATIENCE)
+            version = put(store, number)
+            follower.wait(newer_than=version - 1, timeout=PATIENCE)
         until(lambda: sum("on_version" in record.message for record in caplog.records) == 2)
     caplog.clear()  # its records hold the follower's frames
 
 
 def test_a_follower_that_was_closed_follows_nothing_more(store: memstore.Store) -> None:
-    put(store, 1.0)
+    base = put(store, 1.0) - 1
     follower = memstore.follow(store, "policy", Layers())
     follower.wait(timeout=PATIENCE)
     follower.close()
     follower.close()
     put(store, 2.0)
     with follower.use() as (_, version):
-        assert version == 1
+        assert version == base + 1
     with pytest.raises(memstore.StoreClosedError, match=r"memstore\.follow"):
-        follower.wait(newer_than=1, timeout=PATIENCE)
+        follower.wait(newer_than=base + 1, timeout=PATIENCE)
 
 
 @pytest.mark.embedded
