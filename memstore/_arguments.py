@@ -203,11 +203,11 @@ def history_of(history: Any, history_bytes: Any) -> tuple[int, int]:
     return count, 0 if history_bytes is None else parse_size(history_bytes)
 
 
-def version_number(value: Any) -> int:
+def version_number(value: Any, name: str = "version") -> int:
     """Returns a version to be read. Raises TypeError, and ValueError for what no key ever has as its version."""
-    version = whole_number("version", value)
+    version = whole_number(name, value)
     if not 1 <= version <= LARGEST_VERSION:
-        raise ValueError(f"version is one that put returned, or store.versions(key) has, and not {version}")
+        raise ValueError(f"{name} is one that put returned, or store.versions(key) has, and not {version}")
     return version
 
 

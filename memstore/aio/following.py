@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, NoReturn
 
 from memstore._info import FollowerStatus
 from memstore._wording import an_instance
@@ -151,6 +151,12 @@ class AsyncFollower(Generic[M]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an AsyncFollower can't be pickled: it belongs to its loop; send the store and the key, and call "
+            "memstore.aio.follow there"
+        )
 
     def __repr__(self) -> str:
         state = "ended" if self._following.is_ended else "follows"

@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Generic, NamedTuple, NoReturn, TypeVar, cast
 from weakref import WeakSet
 
 import torch
@@ -507,6 +507,12 @@ class Follower(Generic[M]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Follower can't be pickled: it belongs to its process; send the store and the key, and call "
+            "memstore.follow there"
+        )
 
     def __repr__(self) -> str:
         state = "ended" if self._following.is_ended else "follows"

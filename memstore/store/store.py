@@ -204,7 +204,9 @@ class Store(Keyspace):
             raise refused_put(error, key, value) from None
         expect = None if expect_version is None else expected_version(expect_version)
         limits = None if history is None and history_bytes is None else history_of(history, history_bytes)
-        base = None if delta_of is None or delta_of is False else 0 if delta_of is True else version_number(delta_of)
+        base = 0 if delta_of is True else None
+        if delta_of is not None and not isinstance(delta_of, bool):
+            base = version_number(delta_of, "delta_of")
         deadline = deadline_after(self._timeout if timeout is None else timeout)
         allow_pickle = self._allow_pickle
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -331,3 +332,9 @@ def test_arguments_of_another_kind_are_refused(store: memstore.Store) -> None:
         memstore.follow(store, "policy", model, every=-1.0)
     with pytest.raises(memstore.InvalidKeyError):
         memstore.follow(store, "", model)
+
+
+def test_a_follower_is_not_sent(store: memstore.Store) -> None:
+    said = r"send the store and the key, and call memstore\.follow there"
+    with memstore.follow(store, "policy", Layers()) as follower, pytest.raises(TypeError, match=said):
+        pickle.dumps(follower)
