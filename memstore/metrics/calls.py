@@ -38,6 +38,12 @@ class _Observer:
         self.counts_calls = False
         self.tracer: Any = None  # of OpenTelemetry
 
+    def count(self) -> None:
+        with self._lock:
+            if not self.counts_calls:
+                self._counts.clear()
+            self.counts_calls = True
+
     def observe(self, call: Call) -> None:
         if self.counts_calls:
             with self._lock:
@@ -73,7 +79,8 @@ def _make_span(tracer: Any, call: Call) -> None:
 
 
 def count_calls() -> None:
-    """Counts the calls of this process from now on, with their bytes and seconds: see `calls`.
+    """Counts the calls of this process from now on, with their bytes and seconds: see `calls`. It begins at 0, unless
+    this process is counting already.
 
     Call it before you open stores: a store asks when it is opened whether its gets and waits are counted. A forked
     child goes on counting, from what its parent had.
@@ -83,7 +90,7 @@ def count_calls() -> None:
     back), "evict" (kept versions that went for lack of room), "replay wait" (before a rate limiter, or for rows),
     "replay retry" (sampled rows that were overwritten while they were copied). A call that raises isn't counted.
     """
-    _observer.counts_calls = True
+    _observer.count()
     listening.observer = _observer
 
 
@@ -112,7 +119,7 @@ def trace_calls(tracer_provider: Any = None) -> None:
 
 
 def stop_calls() -> None:
-    """Ends what `count_calls` and `trace_calls` have begun. What was counted stays in `calls`."""
+    """Ends what `count_calls` and `trace_calls` have begun. Until counting begins anew, `calls` has what was."""
     listening.observer, _observer.counts_calls, _observer.tracer = None, False, None
 
 

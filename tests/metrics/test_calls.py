@@ -102,6 +102,20 @@ def test_waits_before_a_rate_limiter_are_counted(root: str) -> None:
     assert since(before)["replay wait"] == 1
 
 
+def test_counting_begins_anew_unless_it_goes_on(root: str) -> None:
+    with memstore.open(root) as store:
+        metrics.count_calls()
+        store.put("a", 1)
+        metrics.count_calls()
+        store.put("a", 2)
+        assert metrics.calls()["put"].count == 2
+        metrics.stop_calls()
+        assert metrics.calls()["put"].count == 2
+        metrics.count_calls()
+        store.put("a", 3)
+        assert metrics.calls()["put"].count == 1
+
+
 def test_nothing_is_told_where_nobody_asked(root: str) -> None:
     assert telling.listening.observer is None
     before = metrics.calls()

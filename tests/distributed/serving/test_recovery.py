@@ -127,7 +127,7 @@ def test_what_is_lost_is_told_by_name(agents: Agents) -> None:
     cluster.remove(dies.address)
     lost = eventually(lambda: {**cluster.status().lost} if len(cluster.status().lost) == 3 else None, "it is told")
     assert set(lost) == {"flat", "run", "mine/there"} and all(dies.address in who for who in lost.values())
-    assert not cluster.status().recovering
+    eventually(lambda: not cluster.status().recovering, "all is recovered")
     with memstore.open(other.root) as c, memstore.open(seed.root) as a:
         for store in (a, c):
             assert store.get("run/kept") == 3
@@ -216,7 +216,7 @@ def test_a_second_host_that_dies_meanwhile_is_waited_for_until_it_is_removed(age
         assert e.put("other/k", 2, timeout=10.0)
         cluster.remove(second.address, timeout=60.0)
         assert torch.equal(e.get("run/kept", timeout=60.0), BIG)
-        assert not cluster.status().recovering
+        eventually(lambda: not cluster.status().recovering, "all is recovered")
 
 
 def owns(agent: Agent, group: bytes) -> bool:

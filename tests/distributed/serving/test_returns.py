@@ -117,7 +117,8 @@ def test_of_a_folder_that_has_nothing_left_nothing_is_left(agents: Agents) -> No
         assert torch.equal(c.get("run/w")["w"][:, 0], torch.tensor([0.0] * 4 + [1.0] * 4))
         assert torch.equal(c.get("many/300"), BIG + 300) and c.get("many/301") == 301
         assert len(list(c.keys("many/"))) == 500
-        assert not Cluster(seed.root).status().lost and not Cluster(seed.root).status().recovering
+        eventually(lambda: not Cluster(seed.root).status().recovering, "all is recovered")
+        assert not Cluster(seed.root).status().lost
         assert not c.verify().damaged
     folder = os.path.dirname(dies.root)
     assert [name for name in os.listdir(folder) if name.startswith(f"{os.path.basename(dies.root)}.")] == []
