@@ -24,6 +24,7 @@ that holds namespaces; its programs are holding.py and switching.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -223,6 +224,10 @@ class Host:
         """The prefix of a command line that runs a command on the host. The command begins in the root folder there."""
         return self.holder.enter(*KINDS)
 
+    def namespaces(self) -> list[str]:
+        """The files of its namespaces, in the order in which a process may enter them: see `enter`."""
+        return self.holder.namespaces(*KINDS)
+
     def processes(self) -> list[int]:
         """The pids of what runs on the host."""
         return holding.pids_of(self.holder.pid)
@@ -310,6 +315,11 @@ class Holder:
         user = ["--user", "--preserve-credentials"] if self._has_user else []
         return [find_command("nsenter"), f"--target={self.pid}", *user, *kinds, "--"]
 
+    def namespaces(self, *kinds: str) -> list[str]:
+        """The files of its namespaces of these kinds, behind that of its user namespace, if it has one."""
+        names = {"--user": "user", "--net": "net", "--mount": "mnt", "--uts": "uts"}
+        return [f"/proc/{self.pid}/ns/{names[kind]}" for kind in (("--user",) if self._has_user else ()) + kinds]
+
     def set_links(self, lines: Sequence[str]) -> None:
         """Runs lines of `ip -batch` in its network."""
         command = [*self.enter("--net"), find_command("ip"), "-batch", "-"]
@@ -356,6 +366,19 @@ class Holder:
             self._process.kill()
             self._process.wait()
         self._channel.close()
+
+
+def enter(namespaces: Sequence[str]) -> None:
+    """Moves this process, which has one thread, to a host. What it has open stays open; its folder is that host's root.
+
+    Args:
+        namespaces: `Host.namespaces`.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with contextlib.ExitStack() as stack:
+        for file in [stack.enter_context(open(path)) for path in namespaces]:  # those of the machine's /proc
+            if libc.setns(file.fileno(), 0):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), file.name)
 
 
 def find_command(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -12,12 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from tests.distributed.hosts import actions
 from tests.support.fork_server import ForkServer, Worker
-from tests.support.hosts import Host, Hosts
+from tests.support.hosts import Host, Hosts, enter
 
 ROOT = "/dev/shm/store"
 PORT = 7411
@@ -160,27 +162,28 @@ class ServedHosts:
 
     def start(self, number: int, function: Callable[..., object], *arguments: Any) -> Worker:
         """Calls `function(channel, *arguments)` in a new process on a host."""
-        return self._server(number).start(function, *arguments)
+        if self._before.get(number):
+            return self._own_server(number).start(function, *arguments)
+        environment = {"MEMSTORE_SECRET_FILE": str(self._secret)}
+        worker = _forks().start(on_host, self.hosts[number].namespaces(), environment, function, arguments)
+        assert worker.recv(LONG) == "is there"  # so that it dies with its host
+        return worker
 
     def call(self, number: int, action: Callable[..., Any], *arguments: Any, timeout: float = LONG) -> Any:
         """What `action(store, *arguments)` returns in a new process on a host. Raises WorkerError."""
         with self.start(number, actions.with_store, ROOT, action, arguments) as worker:
             return worker.recv(timeout)
 
-    def _server(self, number: int) -> ForkServer:
-        """One a host: torch is imported once."""
+    def _own_server(self, number: int) -> ForkServer:
+        """Of a host whose commands have words before them: all that runs there is started with these."""
         if number not in self._servers:
-            self._servers[number] = ForkServer(["tests.distributed.hosts.clients"], python=str(self._python(number)))
+            path = self._logs / f"python-on-host{number}"
+            secret = f"MEMSTORE_SECRET_FILE={self._secret}"
+            words = [*self.hosts[number].entering(), *self._before[number], "env", secret, sys.executable]
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            path.chmod(0o700)
+            self._servers[number] = ForkServer(_FOR_WORKERS, python=str(path))
         return self._servers[number]
-
-    def _python(self, number: int) -> Path:
-        """A program that is the interpreter, on that host."""
-        path = self._logs / f"python-on-host{number}"
-        secret = f"MEMSTORE_SECRET_FILE={self._secret}"
-        words = [*self.hosts[number].entering(), *self._before[number], "env", secret, sys.executable]
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        path.chmod(0o700)
-        return path
 
     def sent(self, number: int) -> int:
         """Bytes that have left a host."""
@@ -237,6 +240,30 @@ class ServedHosts:
             agent.kill()
         for agent in self._agents.values():
             agent.wait(LONG)
+
+
+_FOR_WORKERS = ["tests.distributed.hosts.clients"]
+
+
+@functools.cache
+def _forks() -> ForkServer:
+    """For the workers of all hosts, and of all tests: torch is imported once."""
+    return ForkServer(_FOR_WORKERS)
+
+
+def on_host(
+    channel: Connection,
+    namespaces: Sequence[str],
+    environment: dict[str, str],
+    function: Callable[..., object],
+    arguments: Sequence[Any],
+) -> None:
+    """Calls the function with the channel and its arguments, after this process has moved to a host."""
+    enter(namespaces)
+    os.environ.update(environment)
+    os.chdir(SOURCES)
+    channel.send("is there")
+    function(channel, *arguments)
 
 
 @contextlib.contextmanager
