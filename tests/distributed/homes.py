@@ -31,7 +31,8 @@ from memstore.distributed.rules import (
     failed_of,
 )
 from memstore.distributed.rules.directory import give
-from memstore.distributed.rules.messages import TERM_BITS, List, Look, Lookup, Named, Wait, WaitAny
+from memstore.distributed.rules.messages import List, Look, Lookup, Named, Wait, WaitAny
+from memstore.distributed.rules.nouns import TERM_BITS
 from memstore.distributed.rules.roster import adopt
 from memstore.distributed.transfers import Senders
 from memstore.engine import Creation, boot_clock, close_root, deadline_after, open_root

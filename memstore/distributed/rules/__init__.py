@@ -1,6 +1,7 @@
 """One store across hosts: the rules of decisions 016 and 029, without I/O, threads or clocks. No torch, no monarch.
 
-messages   the nouns of a cluster, and what hosts say to each other
+nouns      members and their roster, grants of groups, records and their changes
+messages   what hosts say to each other
 steps      how rules of several steps are written, and what they ask of a host's catalog
 owning     what an owner answers for its groups, calls that are made once or never, and how lent segments are let go
 directory  which member owns a group: grants, denials, the deputies' copies; how it goes to another owner
@@ -30,8 +31,6 @@ from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, Lease
 from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
-    EPOCH_BITS,
-    KEY_LIMIT,
     LONGEST_NAME,
     LONGEST_WAIT,
     ROWS_LIMIT,
@@ -39,24 +38,19 @@ from memstore.distributed.rules.messages import (
     Answer,
     Ask,
     AskSilence,
-    Backup,
     BringGroups,
-    Change,
     ClaimGroups,
     Commit,
     Committed,
-    Departed,
     Done,
     Drain,
     Dropped,
-    Entry,
     Failed,
     FindBackups,
     FindOwners,
     Finish,
     Give,
     GiveUp,
-    Grant,
     HandOver,
     Heartbeat,
     Inherit,
@@ -67,16 +61,13 @@ from memstore.distributed.rules.messages import (
     Look,
     Lookup,
     Meet,
-    Member,
     Met,
     Named,
     NoSession,
     Note,
     Obey,
     Owners,
-    Ownership,
     Place,
-    Policy,
     Prepare,
     Promise,
     Publish,
@@ -88,17 +79,29 @@ from memstore.distributed.rules.messages import (
     Replicated,
     Request,
     Resolve,
-    Returning,
-    Roster,
     Serve,
     SetPolicy,
     Stale,
-    Standing,
     Stay,
     TakeOver,
     Wait,
     WaitAny,
     WatchGroup,
+)
+from memstore.distributed.rules.nouns import (
+    EPOCH_BITS,
+    KEY_LIMIT,
+    Backup,
+    Change,
+    Departed,
+    Entry,
+    Grant,
+    Member,
+    Ownership,
+    Policy,
+    Returning,
+    Roster,
+    Standing,
     group_of,
     groups_of,
 )

@@ -26,21 +26,17 @@ from memstore.distributed.rules.messages import (
     Answer,
     Done,
     Drain,
-    Entry,
     Failed,
     IsRoster,
     Later,
     Meet,
-    Member,
     Met,
     Refused,
     Remove,
-    Roster,
-    Standing,
     Stay,
     TakeOver,
-    group_of,
 )
+from memstore.distributed.rules.nouns import Entry, Member, Roster, Standing, group_of
 from memstore.distributed.rules.owning import dispose, group_heads, is_here
 from memstore.distributed.rules.recovery import forget_keepers, noted
 from memstore.distributed.rules.roster import adopt, leave

@@ -30,7 +30,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from memstore.distributed.rules.directory import Directory
-from memstore.distributed.rules.messages import Alive, Answer, AskSilence, Heartbeat, Roster, Silence, Stale, Standing
+from memstore.distributed.rules.messages import Alive, Answer, AskSilence, Heartbeat, Silence, Stale
+from memstore.distributed.rules.nouns import Roster, Standing
 from memstore.distributed.rules.promotion import NotPromoted, promote
 from memstore.distributed.rules.roster import FEWEST_LEASED, propose
 from memstore.distributed.rules.steps import Steps, Tables, send, send_all, transact, view

@@ -59,7 +59,6 @@ from memstore.distributed.rules.messages import (
     Lookup,
     Lost,
     Meet,
-    Member,
     Met,
     Mirror,
     Named,
@@ -69,7 +68,6 @@ from memstore.distributed.rules.messages import (
     Open,
     Opened,
     Place,
-    Policy,
     Prepare,
     Promise,
     Publish,
@@ -82,20 +80,17 @@ from memstore.distributed.rules.messages import (
     Request,
     Resolve,
     Return,
-    Returns,
-    Roster,
     Serve,
     SetPolicy,
     Silence,
     Stale,
-    Standing,
     Stay,
     TakeOver,
     Wait,
     WaitAny,
     WatchGroup,
-    group_of,
 )
+from memstore.distributed.rules.nouns import Member, Policy, Returns, Roster, Standing, group_of
 from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, transact, view
 from memstore.engine import attempts
 from memstore.errors import CorruptionError

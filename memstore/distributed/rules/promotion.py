@@ -24,10 +24,8 @@ import msgspec
 
 from memstore.distributed.rules.directory import BETWEEN, Directory
 from memstore.distributed.rules.messages import (
-    EPOCH_BITS,
     PORTION,
     ROWS_LIMIT,
-    SEED_BITS,
     Announce,
     Announced,
     Answer,
@@ -35,17 +33,14 @@ from memstore.distributed.rules.messages import (
     IsRoster,
     Later,
     Meet,
-    Member,
     Met,
     Obey,
-    Ownership,
     Promise,
     Promised,
     Refused,
-    Roster,
     Stale,
-    Standing,
 )
+from memstore.distributed.rules.nouns import EPOCH_BITS, SEED_BITS, Member, Ownership, Roster, Standing
 from memstore.distributed.rules.roster import adopt, in_rows, leave, left_out, propose
 from memstore.distributed.rules.steps import Steps, Tables, pause, send, send_all, transact, view
 

@@ -31,26 +31,20 @@ from memstore.distributed.rules.messages import (
     LONGEST_WAIT,
     ROWS_LIMIT,
     Answer,
-    Change,
-    Entry,
     FindOwners,
     Found,
-    Grant,
     IsAt,
     List,
     Listed,
     Lookup,
-    Member,
     NotOwner,
     Owners,
     Place,
-    Standing,
     Wait,
     WaitAny,
     WatchGroup,
-    group_of,
-    groups_of,
 )
+from memstore.distributed.rules.nouns import Change, Entry, Grant, Member, Standing, group_of, groups_of
 from memstore.distributed.rules.steps import Race, Send, Steps, Tables, own_standing, pause, send, view
 from memstore.errors import MutableEntryError, StoreTimeoutError, VersionConflictError
 

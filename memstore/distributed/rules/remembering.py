@@ -24,17 +24,11 @@ from memstore.distributed.rules.messages import (
     PORTION,
     STAYS_AWAY,
     Answer,
-    Change,
-    Entry,
     Later,
     Offer,
     Offered,
-    Returning,
-    Returns,
-    Roster,
-    Standing,
-    group_of,
 )
+from memstore.distributed.rules.nouns import Change, Entry, Returning, Returns, Roster, Standing, group_of
 from memstore.distributed.rules.steps import Remembered, Steps, Tables, own_standing, pause, transact, view
 from memstore.errors import CorruptionError
 

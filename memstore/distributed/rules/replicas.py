@@ -32,25 +32,18 @@ from memstore.distributed.rules.messages import (
     PORTION,
     ROWS_LIMIT,
     Answer,
-    Backup,
-    Change,
     Commit,
     Committed,
-    Entry,
     Failed,
     Found,
-    Grant,
     KeepAll,
     Later,
-    Member,
     NotOwner,
     Refused,
     Replicate,
     Replicated,
-    Roster,
-    Standing,
-    group_of,
 )
+from memstore.distributed.rules.nouns import Backup, Change, Entry, Grant, Member, Roster, Standing, group_of
 from memstore.distributed.rules.owning import answer_again, commit, dispose, is_here, keep_answer
 from memstore.distributed.rules.recovery import (
     WINDOW,

@@ -41,7 +41,6 @@ from memstore.distributed.rules.messages import (
     CameBack,
     ClaimGroups,
     FindOwners,
-    Grant,
     IsRoster,
     Later,
     Lost,
@@ -49,14 +48,10 @@ from memstore.distributed.rules.messages import (
     Offer,
     Offered,
     Owners,
-    Ownership,
     Refused,
     Return,
-    Returning,
-    Standing,
-    group_of,
-    groups_of,
 )
+from memstore.distributed.rules.nouns import Grant, Ownership, Returning, Standing, group_of, groups_of
 from memstore.distributed.rules.owning import admit
 from memstore.distributed.rules.recovery import LOST_LIMIT, note_lost
 from memstore.distributed.rules.roster import propose

@@ -30,17 +30,14 @@ from memstore.distributed.rules.messages import (
     LARGEST_DETAILS,
     LONGEST_TEXT,
     Answer,
-    Change,
     Committed,
     Done,
     Ended,
     Failed,
     Forgotten,
     GiveUp,
-    Grant,
     Later,
     Look,
-    Member,
     Never,
     NoSession,
     NotOwner,
@@ -50,9 +47,8 @@ from memstore.distributed.rules.messages import (
     Prepared,
     Publish,
     Renew,
-    Standing,
-    group_of,
 )
+from memstore.distributed.rules.nouns import Change, Grant, Member, Standing, group_of
 from memstore.distributed.rules.owning import (
     admit,
     answer_again,

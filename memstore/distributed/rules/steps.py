@@ -15,17 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from memstore.distributed.rules.messages import (
-    Answer,
-    Backup,
-    Entry,
-    Grant,
-    Member,
-    Ownership,
-    Place,
-    Request,
-    Standing,
-)
+from memstore.distributed.rules.messages import Answer, Place, Request
+from memstore.distributed.rules.nouns import Backup, Entry, Grant, Member, Ownership, Standing
 from memstore.engine import AttemptOutcome, AttemptRows, PendingPart
 from memstore.errors import CorruptionError
 

@@ -26,7 +26,8 @@ from memstore.distributed.rules import (
     page,
 )
 from memstore.distributed.rules.directory import BETWEEN
-from memstore.distributed.rules.messages import BringGroups, Change, ClaimGroups, FindOwners, List, Lookup, Request
+from memstore.distributed.rules.messages import BringGroups, ClaimGroups, FindOwners, List, Lookup, Request
+from memstore.distributed.rules.nouns import Change
 from memstore.distributed.rules.reading import read_all
 from memstore.distributed.rules.roster import found
 from memstore.engine.protocols.get import map_entry

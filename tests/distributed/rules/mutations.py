@@ -34,9 +34,8 @@ from memstore.distributed.rules.messages import (
     Listed,
     NoSession,
     NotOwner,
-    Roster,
-    Standing,
 )
+from memstore.distributed.rules.nouns import Roster, Standing
 from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.steps import NotSent, send, view
 from memstore.engine import attempts

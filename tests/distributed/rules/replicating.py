@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from memstore.distributed.rules import client, directory, owning, recovery, replicas
-from memstore.distributed.rules.messages import Change, Committed, Note, Place, Policy
+from memstore.distributed.rules.messages import Committed, Note, Place
+from memstore.distributed.rules.nouns import Change, Policy
 from tests.distributed.rules.mutations import mutation
 from tests.distributed.rules.returns import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scripts import Play, die, got, script

@@ -19,7 +19,8 @@ from memstore.distributed.rules import (
     remembering,
     returning,
 )
-from memstore.distributed.rules.messages import Later, Offer, Refused, Return, Returning, Stale
+from memstore.distributed.rules.messages import Later, Offer, Refused, Return, Stale
+from memstore.distributed.rules.nouns import Returning
 from memstore.distributed.rules.steps import Remembered
 from tests.distributed.rules import checks
 from tests.distributed.rules.fencing import MUTATIONS, SCRIPTS

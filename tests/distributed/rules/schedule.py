@@ -7,7 +7,8 @@ from collections.abc import Callable
 from unittest import mock
 
 from memstore.distributed.rules import directory, recovery
-from memstore.distributed.rules.messages import IsRoster, Policy, SetPolicy
+from memstore.distributed.rules.messages import IsRoster, SetPolicy
+from memstore.distributed.rules.nouns import Policy
 from tests.distributed.rules.checks import check_bytes, check_gone, check_sessions, check_settled
 from tests.distributed.rules.history import DELETE, LOSS, PUT, RETURN, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene

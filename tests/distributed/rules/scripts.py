@@ -30,7 +30,6 @@ from memstore.distributed.rules import (
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
     Ask,
-    Backup,
     ClaimGroups,
     Commit,
     Committed,
@@ -39,7 +38,6 @@ from memstore.distributed.rules.messages import (
     Failed,
     FindBackups,
     Give,
-    Grant,
     HandOver,
     IsAt,
     Later,
@@ -55,6 +53,7 @@ from memstore.distributed.rules.messages import (
     Stay,
     TakeOver,
 )
+from memstore.distributed.rules.nouns import Backup, Grant
 from memstore.errors import HomeUnavailableError, MemstoreError, StoreTimeoutError
 from tests.distributed.rules.checks import check_directory
 from tests.distributed.rules.test_membership import cluster, get, put, remove, root_with, run

@@ -23,7 +23,7 @@ from memstore.distributed.rules import (
     dispose,
     group_of,
 )
-from memstore.distributed.rules.messages import Backup
+from memstore.distributed.rules.nouns import Backup
 from memstore.engine import AttemptOutcome, PendingPart
 from memstore.errors import CorruptionError
 from tests.support.explore import Fault

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from memstore.distributed.rules import Entry
-from memstore.distributed.rules.messages import EPOCH_BITS
+from memstore.distributed.rules.nouns import EPOCH_BITS
 from tests.distributed.rules.history import DELETE, GET, LOSS, PUT, Operation, check_history
 from tests.distributed.rules.scenes import Scene
 from tests.distributed.rules.test_membership import cluster

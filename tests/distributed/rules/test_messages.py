@@ -12,13 +12,10 @@ import pytest
 from memstore.distributed.rules import messages
 from memstore.distributed.rules.messages import (
     Answer,
-    Call,
-    Change,
     ClaimGroups,
     Commit,
     Found,
     Give,
-    Grant,
     List,
     Lookup,
     Place,
@@ -27,6 +24,7 @@ from memstore.distributed.rules.messages import (
     Request,
     Wait,
 )
+from memstore.distributed.rules.nouns import Call, Change, Grant
 from memstore.engine import PendingPart
 from tests.examples import examples
 

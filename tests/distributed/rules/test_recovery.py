@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from memstore.distributed.rules import Change, Departed, Member, Place, directory, recovery
-from memstore.distributed.rules.messages import FindBackups, IsRoster, Later, Lost, Note, Recovered, Roster
+from memstore.distributed.rules.messages import FindBackups, IsRoster, Later, Lost, Note, Recovered
+from memstore.distributed.rules.nouns import Roster
 from memstore.errors import HomeUnavailableError, UnknownOutcomeError
 from tests.distributed.rules.test_membership import cluster, get, key_at, put, run
 from tests.distributed.rules.world import Host, World

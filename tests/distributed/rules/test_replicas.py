@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from memstore.distributed.rules import Backup, Change, Member, Place, directory, replicas
-from memstore.distributed.rules.messages import IsRoster, Policy, Refused, SetPolicy
+from memstore.distributed.rules.messages import IsRoster, Refused, SetPolicy
+from memstore.distributed.rules.nouns import Policy
 from memstore.distributed.rules.recovery import ToKeep, keep
 from memstore.errors import NotReplicatedError
 from tests.distributed.rules.test_membership import cluster, get, key_at, put, run

@@ -9,7 +9,8 @@ import pytest
 
 from memstore.distributed.rules import directory, owning
 from memstore.distributed.rules.client import look_at
-from memstore.distributed.rules.messages import Change, Commit, Later
+from memstore.distributed.rules.messages import Commit, Later
+from memstore.distributed.rules.nouns import Change
 from memstore.distributed.rules.reading import look_up
 from memstore.distributed.rules.steps import view
 from tests.distributed.rules.scenes import CALM

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from memstore.distributed.rules import Change, Entry, Place, Send, Steps, reading
-from memstore.distributed.rules.messages import EPOCH_BITS
+from memstore.distributed.rules.nouns import EPOCH_BITS
 from memstore.errors import (
     CrossHostError,
     HomeUnavailableError,

@@ -52,13 +52,12 @@ from memstore.distributed.rules.messages import (
     IsRoster,
     Refused,
     Replicate,
-    Returning,
-    Roster,
     Stay,
     Wait,
     WaitAny,
     WatchGroup,
 )
+from memstore.distributed.rules.nouns import Returning, Roster
 from memstore.distributed.rules.owning import Sessions
 from memstore.distributed.rules.returning import FormerEntry
 from memstore.distributed.rules.steps import Tables, send, transact

@@ -11,7 +11,7 @@ from memstore.distributed.catalog import CatalogTables, look, run
 from memstore.distributed.links import CLIENT, Links, Listener, hello_of_this_process
 from memstore.distributed.rules import Grant, Index, Member, Request, Roster, Standing
 from memstore.distributed.rules.directory import give, owner_row
-from memstore.distributed.rules.messages import TERM_BITS
+from memstore.distributed.rules.nouns import TERM_BITS
 from memstore.distributed.rules.owning import record_grant
 from memstore.distributed.serving.cluster import Halt, Report, Told, decode_answer, encode
 from memstore.distributed.serving.duties import Driver, Duties, Ending

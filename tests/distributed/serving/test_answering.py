@@ -11,18 +11,8 @@ from memstore.distributed import rules
 from memstore.distributed.catalog import CatalogTables, change_of
 from memstore.distributed.rules import Answer, Grant, Index, Request, groups_of, owning
 from memstore.distributed.rules.client import error_of
-from memstore.distributed.rules.messages import (
-    Call,
-    Commit,
-    Committed,
-    Failed,
-    Found,
-    Lookup,
-    Open,
-    Opened,
-    Publish,
-    Resolve,
-)
+from memstore.distributed.rules.messages import Commit, Committed, Failed, Found, Lookup, Open, Opened, Publish, Resolve
+from memstore.distributed.rules.nouns import Call
 from memstore.distributed.serving.requests import KeyWaits
 from memstore.engine import Change, Content
 from memstore.errors import CorruptionError, StoreFullError

@@ -19,19 +19,8 @@ from memstore.distributed.links import CLIENT, hello_of_this_process, parse_addr
 from memstore.distributed.links.client import Dialed, dial
 from memstore.distributed.links.frames import Inbox, frame
 from memstore.distributed.rules import Ask, Entry, Lookup, Member, Place, Prepare, Refused, Request, Standing
-from memstore.distributed.rules.messages import (
-    Call,
-    Change,
-    Commit,
-    Committed,
-    Failed,
-    Found,
-    Give,
-    NoSession,
-    Open,
-    Opened,
-    Pending,
-)
+from memstore.distributed.rules.messages import Commit, Committed, Failed, Found, Give, NoSession, Open, Opened, Pending
+from memstore.distributed.rules.nouns import Call, Change
 from memstore.distributed.serving.cluster import decode_answer, decode_request, encode
 from memstore.engine import PendingPart, deadline_after
 from tests.distributed.catalog.filling import asked, fill, published
