@@ -18,6 +18,7 @@ from click.exceptions import Exit
 from click.shell_completion import shell_complete
 
 import memstore.cli.checkpoints  # pyright: ignore[reportUnusedImport] - it registers its command
+import memstore.cli.cluster  # pyright: ignore[reportUnusedImport]
 import memstore.cli.files  # pyright: ignore[reportUnusedImport] - it registers its commands
 import memstore.cli.keys  # pyright: ignore[reportUnusedImport]
 import memstore.cli.stores  # pyright: ignore[reportUnusedImport]

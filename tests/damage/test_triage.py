@@ -6,7 +6,7 @@ import pytest
 
 from memstore.engine.format.headers import ParsedHeader
 from memstore.engine.format.records import LIVE, Record
-from memstore.engine.repair.repair import is_whole
+from memstore.engine.repair.choice import is_whole
 
 
 def segment(put_id: int, version: int, count: int) -> ParsedHeader:

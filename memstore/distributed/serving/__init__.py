@@ -7,7 +7,8 @@ returns        a host that was removed: its folder is set aside, and its values 
 cluster        Cluster: status, remove, drain, promote; and what is asked of index processes
 __main__       the agent's program
 
-index_process  the program: all of what follows, put together; who this host is in its cluster, and what people are told
+index_process  the program: all of what follows, put together
+membership     who this host is in its cluster, and what people are told of it
 requests       requests, and their answers, at once or once there is one
 duties         what it does by itself, and how it takes the rules' steps
 """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from memstore.distributed.rules import Member, Roster, Standing
-from memstore.distributed.serving import index_process
+from memstore.distributed.serving import membership
 from tests.distributed.serving.agents import LONG, Agents, Caller, eventually, free_address
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
@@ -133,7 +133,7 @@ def standing(epoch: int, *members: Member, seed: Member = A, **more: Any) -> Sta
 def test_changes_of_members_are_told() -> None:
     guest, moved = Member(B.id, B.address, B.name, False), Member(B.id, "tcp://10.0.0.9:1", B.name)
     alone = "a at tcp://10.0.0.1:1 is a member: epoch 1, 1 host, seed tcp://10.0.0.1:1"
-    assert index_process.changes_of(None, standing(1, A), A) == [alone]
+    assert membership.changes_of(None, standing(1, A), A) == [alone]
     for before, after, told in (
         (standing(1, A), standing(2, A, guest), "b at tcp://10.0.0.2:1 has joined"),
         (standing(1, A, guest), standing(2, A, B), "b at tcp://10.0.0.2:1 owns what it puts first"),
@@ -157,5 +157,5 @@ def test_changes_of_members_are_told() -> None:
             "the directory is made anew: all members have said what they own",
         ),
     ):
-        assert index_process.changes_of(before, after, A) == [f"epoch 2: {told}"]
-        assert index_process.changes_of(after, after, A) == []
+        assert membership.changes_of(before, after, A) == [f"epoch 2: {told}"]
+        assert membership.changes_of(after, after, A) == []
