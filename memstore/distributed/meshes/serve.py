@@ -138,33 +138,14 @@ def serve(
     """
     deadline = deadline_after(timeout)
     path = absolute_path(root)
-    if len(path) > LONGEST_ROOT:
-        raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")
-    if transport not in get_args(Transport):
-        raise ValueError(f"transport {transport!r} is none of {', '.join(get_args(Transport))}")
+    _check_arguments(path, transport, join, owner)
     promote_after = check_silence(promote_after, remove_after)
     policy_of("", replicas, on_missing)
-    if join is not None and not isinstance(join, Cluster):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"join is a Cluster, as memstore.serve returns it, and not {an_instance(join)}")
-    if join is None and not owner:
-        raise ValueError(
-            "owner=False is for hosts that join others, which own the keys: serve those first, and give join="
-        )
     given = given_secret(secret) or (read_secret() if join is None else join.secret)
     actors = IndexActors(mesh, deadline)
+    call = _ServeCall(actors, path, join, transport, given, deadline, keep, owner, promote_after, remove_after)
     try:
-        found = _ServeCall(
-            actors,
-            path,
-            join,
-            transport,
-            given,
-            deadline,
-            keeps=keep,
-            is_owner=owner,
-            promote_after=promote_after,
-            remove_after=remove_after,
-        ).run()
+        found = call.run()
     except BaseException:
         actors.close()
         raise
@@ -175,67 +156,74 @@ def serve(
     return found
 
 
+def _check_arguments(path: str, transport: str, join: object, owner: bool) -> None:
+    if len(path) > LONGEST_ROOT:
+        raise ValueError(f"a root of {len(path):,} characters: a path has {LONGEST_ROOT:,} at most")
+    if transport not in get_args(Transport):
+        raise ValueError(f"transport {transport!r} is none of {', '.join(get_args(Transport))}")
+    if join is not None and not isinstance(join, Cluster):
+        raise TypeError(f"join is a Cluster, as memstore.serve returns it, and not {an_instance(join)}")
+    if join is None and not owner:
+        raise ValueError(
+            "owner=False is for hosts that join others, which own the keys: serve those first, and give join="
+        )
+
+
+@dataclass(slots=True, repr=False)  # its repr would show the secret
 class _ServeCall:
     """One call of `serve`."""
 
-    def __init__(
-        self,
-        actors: IndexActors,
-        root: str,
-        join: Cluster | None,
-        transport: Transport,
-        secret: bytes | None,
-        deadline: float,
-        *,
-        keeps: bool,
-        is_owner: bool,
-        promote_after: float | None,
-        remove_after: float | None,
-    ) -> None:
-        self._actors, self._root, self._join, self._transport = actors, root, join, transport
-        self._given, self._deadline, self._keeps, self._is_owner = secret, deadline, keeps, is_owner
-        self._promote_after, self._remove_after = promote_after, remove_after
+    actors: IndexActors
+    root: str
+    join: Cluster | None
+    transport: Transport
+    given: bytes | None
+    deadline: float
+    keeps: bool
+    is_owner: bool
+    promote_after: float | None
+    remove_after: float | None
 
     def run(self) -> Cluster:
-        look, join = LookAtRoot(VERSION, self._root), self._join
+        look, join = LookAtRoot(VERSION, self.root), self.join
         try:
-            seen = self._actors.ask(dict.fromkeys(range(self._actors.count), look), HostSeen, self._deadline)
+            seen = self.actors.ask(dict.fromkeys(range(self.actors.count), look), HostSeen, self.deadline)
             for rank, one in seen.items():
-                self._actors.name(rank, one.name)
+                self.actors.name(rank, one.name)
             plan = plan_of(seen) if join is None else plan_of(seen, join.roster(), join.secret)
             self._check_alone(plan)
             secret = self._secret(plan)
-            is_here = _folder(self._root) in {one.folder for one in seen.values()}
+            is_here = _folder(self.root) in {one.folder for one in seen.values()}
             roster = self._start(plan, self._ips(plan, seen, is_here), secret)
-            cluster = known_cluster(self._root if is_here else "", roster, secret or None)
-            self._actors.note_cluster(self._root, cluster)
+            cluster = known_cluster(self.root if is_here else "", roster, secret or None)
+            self.actors.note_cluster(self.root, cluster)
         except BaseException:
-            self._actors.try_ask(Undo(), OrderDone, _UNDO_WITHIN)
+            self.actors.try_ask(Undo(), OrderDone, _UNDO_WITHIN)
             raise
         return cluster
 
     def _check_alone(self, plan: Plan) -> None:
         """Raises NotServedError where this job has served the root on other hosts, and they still run."""
-        known = None if plan.roster is not None else self._actors.find_cluster(self._root)
+        known = None if plan.roster is not None else self.actors.find_cluster(self.root)
         if known is None:
             return
         living = [host.address for host in known.status().hosts if host.alive]
         if living:
             raise NotServedError(
-                f"this job has served {self._root} on other hosts, {', '.join(living)}, and a second store of that "
+                f"this job has served {self.root} on other hosts, {', '.join(living)}, and a second store of that "
                 "name would share nothing with it: memstore.serve(mesh, root, join=cluster) makes these hosts further "
                 "ones of it, where cluster is what the first call has returned; or take another root"
             )
 
     def _secret(self, plan: Plan) -> bytes:
         """Returns the secret of all hosts; empty: their cluster has none. A cluster that exists gets no new one."""
-        if plan.secret and self._given not in (None, plan.secret):
+        if plan.secret and self.given not in (None, plan.secret):
             raise NotServedError(
                 "the roots are served, or were, with another secret than the one that was given: end the agents "
                 "(Cluster.stop), and remove ROOT/secret on each host"
             )
-        if plan.roster is None or self._given or plan.secret:
-            return self._given or plan.secret or secrets.token_bytes(_SECRET)
+        if plan.roster is None or self.given or plan.secret:
+            return self.given or plan.secret or secrets.token_bytes(_SECRET)
         if plan.new:
             raise NotServedError(
                 f"the cluster of the seed {plan.roster.seed_address} has no secret, and a host that others can reach "
@@ -260,7 +248,7 @@ class _ServeCall:
         """Returns of each new host the address from which it reaches the seed, which is on none of these hosts."""
         assert plan.roster is not None
         order = Try((plan.roster.seed_address,), b"", self._milliseconds())
-        tried = self._actors.ask(dict.fromkeys(plan.new, order), Reached, self._deadline)
+        tried = self.actors.ask(dict.fromkeys(plan.new, order), Reached, self.deadline)
         failed = [f"{seen[rank].name}: {one.whys[0]}" for rank, one in tried.items() if not one.froms[0]]
         if failed:
             raise NotServedError(
@@ -271,18 +259,18 @@ class _ServeCall:
 
     def _reachable_ips(self, plan: Plan, first: int, seen: dict[int, HostSeen]) -> dict[int, str]:
         """Returns of each host that leads: an address at which, or from which, it and the seed reach each other."""
-        ask, seed = self._actors.ask, seen[first]
+        ask, seed = self.actors.ask, seen[first]
         if plan.roster is not None:
             ips, port = (_ip_of(plan.roster.seed_address),), 0
         else:
             ips, port = seed.ips, seed.port
         others = [rank for rank in plan.leaders if rank != first]
-        at = ask({first: Receive(ips, port)}, Receives, self._deadline)[first]
+        at = ask({first: Receive(ips, port)}, Receives, self.deadline)[first]
         tried: dict[int, Reached] = {}
         if others:
             order = Try(at.addresses, at.token, self._milliseconds())
-            tried = ask(dict.fromkeys(others, order), Reached, self._deadline)
-        ask({first: ReceiveNoMore()}, OrderDone, self._deadline)
+            tried = ask(dict.fromkeys(others, order), Reached, self.deadline)
+        ask({first: ReceiveNoMore()}, OrderDone, self.deadline)
         best = reached_by_all(seed.name, at.addresses, {seen[rank].name: one for rank, one in tried.items()})
         found = {rank: one.froms[best] for rank, one in tried.items()}
         named = {rank: seen[rank].ips[0] for rank in others if seen[rank].is_named}
@@ -290,31 +278,31 @@ class _ServeCall:
 
     def _start(self, plan: Plan, places: dict[int, tuple[str, int]], secret: bytes) -> Roster:
         """Starts the agents, that of the seed first: the others are told its address."""
-        ask, first = self._actors.ask, plan.leaders[0]
+        ask, first = self.actors.ask, plan.leaders[0]
         named = () if plan.roster is None else tuple(member.address for member in plan.roster.members)
 
         def order(rank: int, *, is_new: bool = False) -> StartAgent:
             ip, port = places.get(rank) or (_LOOPBACK, 0)
-            left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self._transport
-            how = (transport, self._is_owner, self._keeps, self._promote_after, self._remove_after)
+            left, address, transport = self._milliseconds(), plan.addresses.get(rank, ""), self.transport
+            how = (transport, self.is_owner, self.keeps, self.promote_after, self.remove_after)
             return StartAgent(ip, port, address, named, is_new, secret, *how, left)
 
         started: dict[int, Started] = {}
         if plan.seed is not None:
-            started = ask({plan.seed: order(plan.seed, is_new=plan.roster is None)}, Started, self._deadline)
+            started = ask({plan.seed: order(plan.seed, is_new=plan.roster is None)}, Started, self.deadline)
             named = named or (started[plan.seed].address,)
         others = {rank: order(rank) for rank in plan.leaders if rank != plan.seed}
         if others:
-            started |= ask(others, Started, self._deadline)
+            started |= ask(others, Started, self.deadline)
         for lost in plan.replaced:  # its folder is gone, as this host sees: nobody comes back under this id
             assert plan.roster is not None
             seconds = self._milliseconds() / 1000
             known_cluster("", plan.roster, secret or None).remove(lost.hex(), force=True, timeout=seconds)
         settle = Settle(tuple(one.address for one in started.values()), self._milliseconds())
-        return ask({first: settle}, Settled, self._deadline)[first].roster
+        return ask({first: settle}, Settled, self.deadline)[first].roster
 
     def _milliseconds(self) -> int:
-        return max(int((self._deadline - time.monotonic()) * 1000), 1)
+        return max(int((self.deadline - time.monotonic()) * 1000), 1)
 
 
 def _folder(path: str) -> Folder | None:

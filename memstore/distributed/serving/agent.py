@@ -143,29 +143,10 @@ def serve(
         own = str(parse_own_address(address))
         named = tuple(dict.fromkeys(one for one in (str(parse_own_address(one)) for one in join) if one != own))
         promote_after = check_silence(promote_after, remove_after)
-        options = Options(
-            path,
-            own,
-            named,
-            new,
-            moved,
-            owner,
-            insecure,
-            hang_after,
-            transport,
-            promote_after or 0.0,
-            remove_after or 0.0,
-            replicas,
-            on_missing,
-        )
-        if replicas:
-            policy_of("", replicas if replicas == "async" else int(replicas), on_missing)
-        if shared and transport in ("rdma", "monarch"):
-            raise TransportUnavailableError(
-                f"transport {transport!r} with shared: hosts read files there, and send no bytes: leave it out"
-            )
+        patience = hang_after, transport, promote_after or 0.0, remove_after or 0.0
+        options = Options(path, own, named, new, moved, owner, insecure, *patience, replicas, on_missing)
         hello = hello_of_this_process()
-        _check(options, secret_file, hello)
+        _check(options, secret_file, hello, shared=shared)
         creation = Creation(shared=None if not shared else "map" if maps else "copy")
         if shared and named and not new:
             wait_for_storage(path, time.monotonic() + _OPEN_WITHIN)
@@ -179,8 +160,14 @@ def serve(
         raise
 
 
-def _check(options: Options, secret_file: str | None, hello: Hello) -> None:
+def _check(options: Options, secret_file: str | None, hello: Hello, *, shared: bool) -> None:
     """Checks what can be checked before anything is made."""
+    if options.replicas:
+        policy_of("", options.replicas if options.replicas == "async" else int(options.replicas), options.on_missing)
+    if shared and options.transport in ("rdma", "monarch"):
+        raise TransportUnavailableError(
+            f"transport {options.transport!r} with shared: hosts read files there, and send no bytes: leave it out"
+        )
     check_transport(options.transport, hello.monarch)
     if not options.hang_after >= SHORTEST_HANG:
         raise ValueError(

@@ -54,7 +54,7 @@ def test_new_hosts_are_led_by_the_first_that_sees_a_folder() -> None:
 
 def test_new_hosts_of_a_cluster_without_a_secret_get_none_of_their_own() -> None:
     serving: Any = _ServeCall.__new__(_ServeCall)
-    serving._given = None
+    serving.given = None
     roster = roster_of(1)
     assert len(serving._secret(plan_of({0: seen(1)}))) == 32
     assert serving._secret(plan_of({0: seen(1, roster, secret=b"")})) == b""
