@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-from memstore.errors import error_of_lack
+from memstore.errors import MissingPackageError, error_of_lack
 
 # --- Imports that come late, when a value first needs them, and forks that wait for them -----------------------------
 # A module that another thread is importing in the moment of a fork stays half imported in the child, under a lock that
@@ -37,19 +37,28 @@ def call_late(module: str, name: str, *arguments: Any) -> Any:
     return getattr(found, name)(*arguments)
 
 
-def late_names(door: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def late_names(door: str, modules: Mapping[str, str], needs: str = "") -> Callable[[str], Any]:
     """Returns the `__getattr__` of a package whose names come with their modules, once somebody asks for one.
 
     Args:
         door: the package.
         modules: the module of each name.
+        needs: the package that they need, as pip is told; empty: none. Without it MissingPackageError is raised.
     """
+    package = needs.partition(">")[0]
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {door!r} has no attribute {name!r}")
-        with between_forks():
-            value = getattr(importlib.import_module(modules[name]), name)
+        try:
+            with between_forks():
+                value = getattr(importlib.import_module(modules[name]), name)
+        except ModuleNotFoundError as error:
+            if not needs or error.name is None or error.name.partition(".")[0] != package:
+                raise
+            raise MissingPackageError(
+                f"{name} needs the package {package}, which isn't installed: pip install '{needs}'"
+            ) from None
         setattr(sys.modules[door], name, value)
         return value
 

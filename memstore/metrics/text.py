@@ -112,38 +112,37 @@ def _each(labelled: Iterable[tuple[_Labels, object]], attribute: str) -> list[tu
     return [(labels, value) for labels, value in found if value is not None]
 
 
+_OF_KEYS = (
+    ("memstore_key_version", "gauge", "Version of a key.", "version"),
+    ("memstore_key_bytes", "gauge", "Bytes of its tensors.", "nbytes"),
+    ("memstore_key_created_seconds", "gauge", "When it was put, in Unix seconds.", "created"),
+    ("memstore_rows", "gauge", "Rows of a dataset or a replay buffer.", "rows"),
+    ("memstore_rows_capacity", "gauge", "Rows that it may have.", "capacity"),
+    ("memstore_rows_added_total", "counter", "Rows that a replay buffer ever got.", "added"),
+    ("memstore_rows_sampled_total", "counter", "Rows sampled from a buffer with a rate limiter.", "sampled"),
+)
+_OF_LIVING_HOSTS = (
+    ("memstore_host_keys", "gauge", "Keys that a host owns.", "keys"),
+    ("memstore_host_live_bytes", "gauge", "Bytes of values that lie there.", "live_bytes"),
+    ("memstore_host_sent_bytes_total", "counter", "Bytes that its index process has sent.", "sent"),
+    ("memstore_host_received_bytes_total", "counter", "Bytes that its index process has received.", "received"),
+    ("memstore_host_lacking_keys", "gauge", "Its keys that lack a replica.", "lacking"),
+)
+
+
 def _of_keys(keys: Sequence[KeyFigures]) -> Iterator[_Family]:
     named = [({"key": one.key}, one) for one in keys]
-    yield "memstore_key_version", "gauge", "Version of a key.", _each(named, "version")
-    yield "memstore_key_bytes", "gauge", "Bytes of its tensors.", _each(named, "nbytes")
-    yield "memstore_key_created_seconds", "gauge", "When it was put, in Unix seconds.", _each(named, "created")
-    yield "memstore_rows", "gauge", "Rows of a dataset or a replay buffer.", _each(named, "rows")
-    yield "memstore_rows_capacity", "gauge", "Rows that it may have.", _each(named, "capacity")
-    yield "memstore_rows_added_total", "counter", "Rows that a replay buffer ever got.", _each(named, "added")
-    yield (
-        "memstore_rows_sampled_total",
-        "counter",
-        "Rows sampled from a buffer with a rate limiter.",
-        _each(named, "sampled"),
-    )
+    for name, kind, text, attribute in _OF_KEYS:
+        yield name, kind, text, _each(named, attribute)
 
 
 def _of_hosts(look: StoreLook) -> Iterator[_Family]:
     if look.cluster is None:
         return
     named = [({"host": host.address}, host) for host in look.cluster.hosts]
-    alive = [(labels, host) for labels, host in named if host.alive]
     yield "memstore_host_up", "gauge", "Whether a host answers.", [(labels, int(host.alive)) for labels, host in named]
-    yield "memstore_host_keys", "gauge", "Keys that a host owns.", _each(alive, "keys")
-    yield "memstore_host_live_bytes", "gauge", "Bytes of values that lie there.", _each(alive, "live_bytes")
-    yield "memstore_host_sent_bytes_total", "counter", "Bytes that its index process has sent.", _each(alive, "sent")
-    yield (
-        "memstore_host_received_bytes_total",
-        "counter",
-        "Bytes that its index process has received.",
-        _each(alive, "received"),
-    )
-    yield "memstore_host_lacking_keys", "gauge", "Its keys that lack a replica.", _each(alive, "lacking")
+    for name, kind, text, attribute in _OF_LIVING_HOSTS:
+        yield name, kind, text, _each([(labels, host) for labels, host in named if host.alive], attribute)
     yield "memstore_lost_keys", "gauge", "Keys that were lost with removed hosts.", [({}, len(look.cluster.lost))]
 
 

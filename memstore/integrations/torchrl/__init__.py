@@ -8,12 +8,10 @@ weights    MemstoreWeightSyncScheme: the weights of collectors
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memstore._threads import between_forks
+from memstore._threads import late_names
 from memstore._wording import offered
-from memstore.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from memstore.integrations.torchrl.storage import (
@@ -29,18 +27,5 @@ __dir__ = offered(__all__)
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
-
-    def __getattr__(name: str) -> Any:
-        if name not in __all__:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            with between_forks():
-                module = "weights" if name == "MemstoreWeightSyncScheme" else "storage"
-                found = importlib.import_module(f"{__name__}.{module}")
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "torchrl":
-                raise
-            raise MissingPackageError(
-                f"{name} needs the package torchrl, which isn't installed: pip install 'torchrl>=0.14.1,<0.15'"
-            ) from None
-        return getattr(found, name)
+    _HOMES = {**dict.fromkeys(__all__, f"{__name__}.storage"), "MemstoreWeightSyncScheme": f"{__name__}.weights"}
+    __getattr__ = late_names(__name__, _HOMES, "torchrl>=0.14.1,<0.15")

@@ -7,12 +7,10 @@ trainer   the trainer's engine, and what drives the phases of an update
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memstore._threads import between_forks
+from memstore._threads import between_forks, late_names
 from memstore._wording import offered
-from memstore.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from memstore.integrations.vllm.trainer import (
@@ -24,14 +22,10 @@ if TYPE_CHECKING:
     from memstore.integrations.vllm.worker import MemstoreInitInfo, MemstoreUpdateInfo, MemstoreWorker
 
 BACKEND = "memstore"
+_TRAINER, _WORKER = f"{__name__}.trainer", f"{__name__}.worker"
 _HOMES = {
-    "LocalClient": "trainer",
-    "MemstoreTrainer": "trainer",
-    "MemstoreTrainerInitInfo": "trainer",
-    "update_workers": "trainer",
-    "MemstoreInitInfo": "worker",
-    "MemstoreUpdateInfo": "worker",
-    "MemstoreWorker": "worker",
+    **dict.fromkeys(("LocalClient", "MemstoreTrainer", "MemstoreTrainerInitInfo", "update_workers"), _TRAINER),
+    **dict.fromkeys(("MemstoreInitInfo", "MemstoreUpdateInfo", "MemstoreWorker"), _WORKER),
 }
 
 __all__ = [
@@ -64,17 +58,4 @@ def register() -> None:
 
 
 if not TYPE_CHECKING:  # for a type checker any name would be there
-
-    def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        try:
-            with between_forks():
-                module = importlib.import_module(f"{__name__}.{_HOMES[name]}")
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] != "vllm":
-                raise
-            raise MissingPackageError(
-                f"{name} needs the package vllm, which isn't installed: pip install 'vllm>=0.33,<0.34'"
-            ) from None
-        return getattr(module, name)
+    __getattr__ = late_names(__name__, _HOMES, "vllm>=0.33,<0.34")
