@@ -211,7 +211,7 @@ class _WaitThread:
             return []
         try:
             self._root.glance()
-            if self._root.lease[0]:
+            if self._root.host_lease[0]:
                 self._root.check_lease()
             membership, records = self._root.catalog.view(_records, {waiting.name for waiting in due})
         except Exception as error:  # of one key, or of the store

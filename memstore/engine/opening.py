@@ -65,7 +65,7 @@ from memstore.engine.root.shared import (
 )
 from memstore.engine.root.spill import check_spill, prepare_spill
 from memstore.engine.root.storage import LocalFiles, Overlay, StorageDriver, StorePaths
-from memstore.engine.sync.pages import LeaseWord, LockPage, is_lock_page, read_notes
+from memstore.engine.sync.pages import HostLeaseWord, LockPage, is_lock_page, read_notes
 from memstore.engine.sync.primitives import Doorbell, SharedPage, deadline_after
 from memstore.errors import (
     AlreadyExistsError,
@@ -581,11 +581,11 @@ def _assemble(
     lock = LockPage(f"{path}/{LOCK}", keep_open=needs_files) if writable else None
     watch = lock.watch if lock is not None else None
     if lock is not None:
-        lease = lock.lease
+        lease = lock.host_lease
     else:
         page = SharedPage(f"{path}/{LOCK}", writable=False)
         page.close_file()
-        lease = LeaseWord.of(page)
+        lease = HostLeaseWord.of(page)
     if settings.shared is not None:
         storage: StorageDriver = SharedStorage(places, settings)
     else:
@@ -597,7 +597,7 @@ def _assemble(
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
             root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, storage)
             root.before_close = close_kept_file
-            root.lease = lease
+            root.host_lease = lease
             if lock is not None:
                 lock.recover = lambda: after_death(root)
             return roots.register(identity, root)

@@ -353,7 +353,7 @@ class Keyspace:
         if not parts:
             return False
         one = parts[0]
-        member = Participant(name, attempt, one.rank, one.world_size, one.lease / 1e9, one.number)
+        member = Participant(name, attempt, one.rank, one.world_size, one.waits / 1e9, one.number)
         return abort_attempt(root, member, "Store.abort was called", deadline)
 
     def stats(self) -> StoreStats:
@@ -435,7 +435,7 @@ class Keyspace:
             raise StoreClosedError(f"the store {self.root} was closed: memstore.open it again")
         if time.monotonic() > root.look_again:  # as `Root.glance`: every call comes here
             root.check_in_place()
-        if root.lease[0]:
+        if root.host_lease[0]:
             root.check_lease()
         if root.catalog.is_released:  # in a forked child
             root.check_in_place()  # it is opened by its path

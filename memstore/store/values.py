@@ -417,7 +417,7 @@ def value_at_once(root: Root, key: str, default: Any, options: PinOptions, began
         return NOT_NOW
     try:
         root.glance()
-        if root.lease[0]:
+        if root.host_lease[0]:
             root.check_lease()
         held = hold_at_once(root, name)
     except (OSError, MemoryError):  # `get` says of what

@@ -28,7 +28,7 @@ from memstore.distributed.rules.client import (
     failed_of,
 )
 from memstore.distributed.rules.draining import Take, replace_places
-from memstore.distributed.rules.fence import BEATS, Lease
+from memstore.distributed.rules.fence import BEATS, HostLease
 from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
     LONGEST_NAME,
@@ -181,7 +181,7 @@ __all__ = [
     "LONGEST_NAME",
     "LONGEST_WAIT",
     "LastCall",
-    "Lease",
+    "HostLease",
     "Later",
     "LeavingGroup",
     "Lent",

@@ -13,11 +13,11 @@ alive, and cut off or stopped. So it holds a *lease*: a time on its own clock, b
 nor read anything, until it hears again. It is the fence between it and the next owner of its groups.
 
 1. The roster says how long leases last, of three members or more. A member that sees it writes a lease that begins now
-   where all processes of its host read it (`Lease.follow`). **Then** it says in its heartbeats that it obeys, and the
-   seed writes it into the roster's list `leased`. Only members of that list are ever removed by the clock.
+   where all processes of its host read it (`HostLease.follow`). **Then** it says in its heartbeats that it obeys, and
+   the seed writes it into the roster's list `leased`. Only members of that list are ever removed by the clock.
 2. The seed answers a heartbeat with the *age* of its own right: how long ago a majority obeyed it for sure. It knows
    that from stamps of its clock, which members bring back with their next heartbeat, unless they have promised to obey
-   another seed. The member's lease begins so long before it *sent* the heartbeat (`Lease.renew`).
+   another seed. The member's lease begins so long before it *sent* the heartbeat (`HostLease.renew`).
 3. So no lease lasts longer than `lease` beyond the moment at which a majority last obeyed the seed that gave it, nor
    beyond the last answer. A seed waits for a tenth more than that, since its last answer, and since its term began.
 
@@ -103,7 +103,7 @@ class Word(Protocol):
     def __setitem__(self, at: int, until: int, /) -> None: ...
 
 
-class Lease:
+class HostLease:
     """Until when this host's processes may use the store, as its word says: on its clock since boot; 0: for ever.
 
     Args:
@@ -138,7 +138,7 @@ class Lease:
         self._word[0] = max(self._word[0], began + self._lasts)
 
 
-def beat(watch: SeedWatch, lease: Lease, leases: Leases, seed: Directory) -> Steps[None]:
+def beat(watch: SeedWatch, lease: HostLease, leases: HostLeases, seed: Directory) -> Steps[None]:
     """Asks the seed whether it is there, and renews this host's lease. The seed renews its own."""
     began = watch.clock()  # before all that follows: a lease counts from here
     standing = yield from view(lambda tables: tables.standing())
@@ -191,7 +191,7 @@ def stand_in(seed: Directory, watch: SeedWatch) -> Steps[bool]:
 # --- the seed ---------------------------------------------------------------------------------------------------------
 
 
-class Leases:
+class HostLeases:
     """A seed's memory of its term: whom it has heard, and since when a majority obeys it. Thread-safe.
 
     Args:
@@ -302,7 +302,7 @@ def _majority_since(members: Collection[bytes], heard: dict[bytes, int]) -> int 
     return times[half] if len(times) > half else None
 
 
-def remove_silent(seed: Directory, leases: Leases) -> Steps[list[bytes]]:
+def remove_silent(seed: Directory, leases: HostLeases) -> Steps[list[bytes]]:
     """Removes members whose leases are over. Writes how long leases last, and who obeys, before.
 
     Returns the members that were removed.
@@ -329,7 +329,7 @@ def _may_change(standing: Standing | None, seed: Directory) -> bool:
     return standing is not None and not standing.is_removed and not standing.unheard and seed.is_settled(standing)
 
 
-def _write_leases(tables: Tables, seed: Directory, leases: Leases) -> None:
+def _write_leases(tables: Tables, seed: Directory, leases: HostLeases) -> None:
     standing = tables.standing()
     if standing is None or not _may_change(standing, seed):
         return

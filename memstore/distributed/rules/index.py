@@ -122,7 +122,7 @@ class Index:
         promote_after: nanoseconds that a majority may not hear the seed, after which this host takes over, if it is a
             deputy; 0: it never does by itself.
         remove_after: nanoseconds of the leases that members hold, while this host is the seed; 0: they hold none.
-        lease: this host's; None: one that nobody else reads.
+        host_lease: this host's; None: one that nobody else reads.
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
@@ -142,7 +142,7 @@ class Index:
         moved: bool = False,
         promote_after: int = 0,
         remove_after: int = 0,
-        lease: fence.Lease | None = None,
+        host_lease: fence.HostLease | None = None,
     ) -> None:
         self.member, self._clock, self._moved = member, clock, moved
         self._addresses = list(addresses)
@@ -157,8 +157,8 @@ class Index:
         self.refusal: Refused | None = None
         self.was_member = False
         self._watch = fence.SeedWatch(clock, promote_after)
-        self._lease = lease or fence.Lease(clock, [0])
-        self._leases = fence.Leases(clock, remove_after)
+        self._lease = host_lease or fence.HostLease(clock, [0])
+        self._leases = fence.HostLeases(clock, remove_after)
         self.leaver = draining.Leaver(clock)
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)

@@ -17,12 +17,12 @@ from memstore.distributed.rules.nouns import (
     Backup,
     Call,
     Change,
+    Duration,
     Entry,
     Grant,
     Group,
     Id,
     Key,
-    Lease,
     Member,
     Number,
     Ownership,
@@ -197,7 +197,7 @@ class Look(msgspec.Struct, frozen=True, array_like=True, tag=15):
 
 
 class Renew(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """Says that this rank still waits: its part's lease begins anew. Its answer is `Done`, whatever there is."""
+    """Says that this rank still waits: its part's time begins anew. Its answer is `Done`, whatever there is."""
 
     key: Key
     attempt: Name
@@ -228,7 +228,7 @@ class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag=18):
         call, grant: without a number. The call goes by the lane of the part that was sent and never answered: so that
             one can't come any more.
         parts: it is to be ended only if its parts are these; None: whatever they are.
-        lease: nanoseconds that the rank would have waited.
+        waits: nanoseconds that the rank would have waited.
     """
 
     key: Key
@@ -237,7 +237,7 @@ class GiveUp(msgspec.Struct, frozen=True, array_like=True, tag=18):
     failure: Failure
     call: Call | None = None
     parts: Annotated[tuple[Place, ...], Meta(max_length=tables.MOST_RANKS)] | None = None
-    lease: Lease = 0
+    waits: Duration = 0
     grant: Grant | None = None
 
 

@@ -26,7 +26,7 @@ Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_LIMIT)]
 Group = Annotated[bytes, Meta(max_length=KEY_LIMIT)]
 Id = tables.Id
 Number = tables.Number
-Lease = tables.Lease
+Duration = tables.Duration
 Rank = tables.Rank
 
 

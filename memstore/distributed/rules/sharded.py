@@ -130,8 +130,8 @@ def end_by(tables: Tables, standing: Standing, request: Publish | GiveUp) -> End
         if isinstance(request, Publish):
             return Ended(publish(tables, standing, request))
         key, attempt, said = request.key, request.attempt, fitting(request.failure)
-        only, lease = request.parts, request.lease
-        return Ended(attempts.give_up(tables, key, attempt, request.number, said, only=only, lease=lease))
+        only, waits = request.parts, request.waits
+        return Ended(attempts.give_up(tables, key, attempt, request.number, said, only=only, waits=waits))
     except attempts.OverAlready as over:
         return Ended(over.outcome)
     except attempts.OtherParts:
@@ -412,7 +412,7 @@ def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[Attemp
         UnknownOutcomeError: it could not be ended, or nothing is known of it any more.
     """
     part = own.part
-    request = GiveUp(part.key, part.attempt, own.number, failure, lease=part.lease)
+    request = GiveUp(part.key, part.attempt, own.number, failure, waits=part.waits)
     try:
         if own.number:
             answer = yield from _ask_owner(own, request)
@@ -622,7 +622,7 @@ def _publish(own: PutPart, merge: Merge) -> Steps[AttemptOutcome | None]:
         return None
     merged, places = merge(parts, contents), tuple(one.place for one in parts)
     if isinstance(merged, Failure):
-        request = GiveUp(part.key, part.attempt, own.number, merged, None, places, part.lease)
+        request = GiveUp(part.key, part.attempt, own.number, merged, None, places, part.waits)
     else:
         request = Publish(part.key, part.attempt, own.number, places, merged)
     answer = yield from _ask_owner(own, request)
@@ -649,7 +649,7 @@ def _contents(own: PutPart) -> Steps[AttemptOutcome | tuple[list[PendingPart], l
 
 
 def _renew(own: PutPart, found: Pending) -> Steps[None]:
-    """Takes this rank's part on by a lease, when half of that is over."""
+    """Renews this rank's part, when half of its time is over."""
     mine = next((part for part in found.parts if part.rank == own.part.rank), None)
     if mine is not None and attempts.needs_renewal(mine, found.now):
         yield from _ask_owner(own, Renew(mine.key, mine.attempt, mine.number, mine.rank))

@@ -696,7 +696,7 @@ class Duties:
     def _beat(self) -> float:
         standing = self._standing
         lease = 0.0 if standing is None else standing.roster.lease / 1e9
-        if not (self._promote_after or lease or self._root.lease[0]):
+        if not (self._promote_after or lease or self._root.host_lease[0]):
             return _IDLE
         began = time.monotonic()
         self._driver.run(self._index.beat())

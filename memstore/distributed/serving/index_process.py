@@ -32,9 +32,9 @@ from memstore.distributed.rules import (
     Done,
     Entry,
     Failed,
+    HostLease,
     Index,
     Later,
-    Lease,
     Member,
     NotPromoted,
     Policy,
@@ -152,7 +152,7 @@ class IndexProcess:
             moved=options.moved,
             promote_after=int(options.promote_after * 1e9),
             remove_after=int(options.remove_after * 1e9),
-            lease=Lease(boot_clock, root.lease, is_exempt=root.settings.durable),
+            host_lease=HostLease(boot_clock, root.host_lease, is_exempt=root.settings.durable),
         )
         self._links = Links(secret=secret, kind=INDEX, hello=hello, traffic=self._traffic)
         self._waits = KeyWaits(root, self._index, ending)

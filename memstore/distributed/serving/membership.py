@@ -97,7 +97,7 @@ class Membership:
             self._ending.removes = self._ending.is_drained = True
             self._ending.end()
         elif standing.is_removed:
-            self._root.lease[0] = 0  # no new value is lost by a get: what is here can be read, and exported
+            self._root.host_lease[0] = 0  # no new value is lost by a get: what is here can be read, and exported
             # Who removes a host that runs wants it to end; a clock that does so doesn't mind.
             wants_end = self._index.was_member and not self._options.remove_after
             may_return = not wants_end and not standing.is_sealed and self._root.settings.shared is None

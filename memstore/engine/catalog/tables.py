@@ -431,7 +431,7 @@ class Now(NamedTuple):
 
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Lease = Annotated[int, Meta(ge=0, le=10**18)]  # 30 years: a moment that lies so far ahead is a number still
+Duration = Annotated[int, Meta(ge=0, le=10**18)]  # 30 years: a moment that lies so far ahead is a number still
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
 
 
@@ -457,7 +457,7 @@ class PendingPart(msgspec.Struct, frozen=True, array_like=True):
         segment: with 0 the rank holds no bytes, and who takes the part in has made up the put id.
         size, start: of the segment's file, and of the data section in it.
         expect: the version that the key must have when the attempt is published; None: whatever it has.
-        lease: nanoseconds that it waits for the others.
+        waits: nanoseconds that it waits for the others.
         expires: on the clock since boot of the host that has the row.
         boot: of that host.
         host: the member of the cluster where the segment lies. In the catalog's rows it is empty for this one.
@@ -473,7 +473,7 @@ class PendingPart(msgspec.Struct, frozen=True, array_like=True):
     size: Number = 0
     start: Number = 0
     expect: Number | None = None
-    lease: Lease = 0
+    waits: Duration = 0
     expires: Number = 0
     boot: Annotated[bytes, Meta(max_length=16)] = b""
     host: Annotated[bytes, Meta(max_length=16)] = b""

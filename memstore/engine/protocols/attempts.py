@@ -7,7 +7,7 @@ transactions of memstore/distributed/rules/sharded.py. How a rank waits and asks
 
 1. *Prepare* (`take_in`): a rank fills a segment as in any put. Then, in one transaction, its row becomes *prepared*,
    and a row of `pending` keeps it from now on, so that the rank may exit. A kill before leaves what a put leaves; after
-   it, a part that waits for the others until its lease is over.
+   it, a part that waits for the others until its time is over.
 2. *Publish* (`parts_to_publish`, then the commit, then `settle`): who finds all parts there merges them outside of any
    transaction. The one that makes the version looks first: the attempt must have no outcome, and its parts must be
    those that were merged. Their rows go, and the version becomes the outcome. Here the commit is steps 4 and 5 of a put
@@ -71,7 +71,7 @@ class Participant(NamedTuple):
     """A rank's place in an attempt.
 
     Attributes:
-        lease: seconds that its part waits for the others.
+        waits: seconds that its part waits for the others.
         number: of the attempt, once the rank's part is there; 0 before. It tells attempts of one name apart.
         owner: of a store on several hosts, the member that has the rank's part; empty: none has, or this one.
     """
@@ -80,7 +80,7 @@ class Participant(NamedTuple):
     attempt: str
     rank: int
     world_size: int
-    lease: float
+    waits: float
     number: int = 0
     owner: bytes = b""
 
@@ -179,7 +179,7 @@ def take_in(rows: AttemptRows, part: PendingPart, content: bytes) -> int | Attem
         part,
         number=there[0].number if there else rows.new_number(),
         put_id=part.put_id if part.segment else rows.new_number(),
-        expires=max([rows.now() + part.lease, *[other.expires for other in there]]),
+        expires=max([rows.now() + part.waits, *[other.expires for other in there]]),
     )
     rows.put_part(part, content)
     if len({part.rank, *[other.rank for other in there]}) == part.world_size:
@@ -188,15 +188,15 @@ def take_in(rows: AttemptRows, part: PendingPart, content: bytes) -> int | Attem
 
 
 def needs_renewal(part: PendingPart, now: int) -> bool:
-    """Returns whether half of a part's lease is over. Then its rank, if it waits, takes it on by another."""
-    return part.expires - now < part.lease // 2
+    """Returns whether half of a part's time is over. Then its rank, if it waits, renews it."""
+    return part.expires - now < part.waits // 2
 
 
 def renew(rows: AttemptRows, key: bytes, attempt: str, number: int, rank: int) -> None:
-    """Lets the lease of a rank's part begin anew."""
+    """Lets the time of a rank's part begin anew."""
     for part in rows.parts(key, attempt):
         if part.rank == rank and part.number == number:
-            expires = max(part.expires, rows.now() + part.lease)
+            expires = max(part.expires, rows.now() + part.waits)
             rows.put_part(msgspec.structs.replace(part, expires=expires), None)
 
 
@@ -252,21 +252,21 @@ def give_up(
     failure: Failure,
     *,
     only: Sequence[Place] | None = None,
-    lease: int = 0,
+    waits: int = 0,
 ) -> AttemptOutcome:
     """Ends an attempt with an error.
 
     Args:
         number: 0: the rank has no part, or doesn't know. The attempt may have begun all the same, or never will.
         only: as of `find_parts`.
-        lease: nanoseconds that the rank would have waited.
+        waits: nanoseconds that the rank would have waited.
 
     Raises OverAlready, NothingKnown, OtherParts.
     """
     parts = find_parts(rows, key, attempt, number, only)
     for part in parts:
         drop_part(rows, part)
-    return _put_outcome(rows, key, attempt, parts, failure=failure, lease=lease)
+    return _put_outcome(rows, key, attempt, parts, failure=failure, waits=waits)
 
 
 def expire(rows: AttemptRows) -> None:
@@ -307,10 +307,10 @@ def _put_outcome(
     *,
     version: int = 0,
     failure: Failure | None = None,
-    lease: int = 0,
+    waits: int = 0,
 ) -> AttemptOutcome:
-    """Writes an outcome. It is kept for a lease, and as long as the parts were to be."""
-    longest = max([SHORTEST_MEMORY, lease, *[part.lease for part in parts]])
+    """Writes an outcome. It is kept for as long as one of them waits, and as long as the parts were to be."""
+    longest = max([SHORTEST_MEMORY, waits, *[part.waits for part in parts]])
     said = failure or Failure("", "")
     outcome = AttemptOutcome(
         key=key,
@@ -571,10 +571,10 @@ def give_up_here(
 
     Raises NothingKnown, OtherParts; MembershipChanged.
     """
-    said, lease = failure_of(failure), nanoseconds(member.lease)
+    said, waits = failure_of(failure), nanoseconds(member.waits)
 
     def act(rows: TransactionRows) -> AttemptOutcome:
-        return give_up(rows, member.key, member.attempt, member.number, said, only=only, lease=lease)
+        return give_up(rows, member.key, member.attempt, member.number, said, only=only, waits=waits)
 
     try:
         return change_attempts(root, act, deadline, is_delete=True)
@@ -627,11 +627,11 @@ def forget_other_boots(transaction: Transaction, counters: Counters) -> bool:
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-_LONGEST_LEASE = 1e9  # seconds; infinity has no number of nanoseconds
+_LONGEST_WAIT = 1e9  # seconds; infinity has no number of nanoseconds
 
 
-def nanoseconds(lease: float) -> int:
-    return int(min(max(lease, 0), _LONGEST_LEASE) * 1e9)
+def nanoseconds(seconds: float) -> int:
+    return int(min(max(seconds, 0), _LONGEST_WAIT) * 1e9)
 
 
 def new_part(
@@ -653,7 +653,7 @@ def new_part(
         size=0 if segment is None else segment.size,
         start=0 if segment is None else segment.start,
         expect=expect,
-        lease=nanoseconds(member.lease),
+        waits=nanoseconds(member.waits),
         boot=boot_id(),
         host=host,
     )

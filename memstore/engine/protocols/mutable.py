@@ -112,7 +112,7 @@ class MutableEntry:
         Raises FencedError where this host's lease is over.
         """
         self.root.glance()
-        if self.root.lease[0]:
+        if self.root.host_lease[0]:
             self.root.check_lease()
 
     def check_open(self) -> None:

@@ -348,7 +348,7 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
     """
     keys = (changes[0].key,) if len(changes) == 1 else tuple([change.key for change in changes])
     while True:
-        if root.lease[0]:
+        if root.host_lease[0]:
             root.check_lease()
         membership = 0 if root.owners.is_alone else root.owners.membership_for(keys, deadline)
         try:
@@ -361,7 +361,7 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
             continue
         except KeptElsewhere:
             versions = elsewhere_of(root).commit(changes, deadline)
-        if root.lease[0]:  # this process may have been stopped since it looked
+        if root.host_lease[0]:  # this process may have been stopped since it looked
             root.confirm_lease(keys[0])
         return versions
 

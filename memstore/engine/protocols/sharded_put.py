@@ -70,7 +70,7 @@ def outcome_of(
         with contextlib.suppress(MembershipChanged):
             return outcome_here(root, member, merge, waits_until, deadline)
     outcome = elsewhere_of(root).outcome_of(member, merge, waits_until, deadline)
-    if outcome is not None and root.lease[0]:
+    if outcome is not None and root.host_lease[0]:
         root.confirm_lease(member.key)
     return outcome
 
@@ -236,7 +236,7 @@ def outcome_here(
 
 
 def _look_and_renew(root: Root, member: Participant) -> tuple[AttemptOutcome | None, list[PendingPart]]:
-    """Takes this rank's part on by a lease, when half of that is over."""
+    """Renews this rank's part, when half of its time is over."""
 
     def take_on(transaction: Transaction) -> None:
         renew(TransactionRows(transaction), member.key, member.attempt, member.number, member.rank)

@@ -150,7 +150,7 @@ class Root:
     look_again: float = 0.0  # when a `glance` is to look what the path names, monotonic
     owners: Owners = ALONE  # of its keys, as far as this process knows
     connect: Callable[[Root | None], Any] | None = None  # makes the `owners` of a served root; of None it imports alone
-    lease: Any = NO_LEASE  # an array of one number: until when this process may use the store; 0: for ever
+    host_lease: Any = NO_LEASE  # an array of one number: until when this process may use the store; 0: for ever
     look_for_agent: float = 0.0  # until when nobody calls `expect_others`, monotonic
     guard: threading.RLock = field(init=False)  # the catalog's; every file that is to be locked is opened under it too
     path: str = field(init=False)
@@ -244,13 +244,13 @@ class Root:
         if monotonic() > self.look_again:
             self.check_in_place()
 
-    # --- the lease ----------------------------------------------------------------------------------------------------
+    # --- the host lease -----------------------------------------------------------------------------------------------
     # Of a host that its cluster may remove without a person's word, when it is silent. Its index process renews the
-    # lease while it hears the others. Callers look at the word themselves, which takes 30 ns: `if root.lease[0]`.
+    # lease while it hears the others. Callers look at the word themselves, which takes 30 ns: `if root.host_lease[0]`.
 
     def check_lease(self) -> None:
         """Raises FencedError if the lease is over. To be called before anything is read or changed."""
-        late = boot_clock() - self.lease[0]
+        late = boot_clock() - self.host_lease[0]
         if late > 0:
             raise FencedError(
                 f"{self.path}: host {os.uname().nodename} has not heard from a majority of its cluster for its lease "
@@ -261,7 +261,7 @@ class Root:
 
     def confirm_lease(self, key: bytes) -> None:
         """Raises UnknownOutcomeError if the lease is over. To be called after a change, before it is acknowledged."""
-        if boot_clock() > self.lease[0]:
+        if boot_clock() > self.host_lease[0]:
             name = key.decode()
             raise UnknownOutcomeError(
                 f"{name!r}: the lease of host {os.uname().nodename} was over before the change was known to stand: it "

@@ -57,7 +57,7 @@ class LockNotes(Structure):
         batch: the batch that is being published, 0 if none is.
         dirty: the mutex's dirty word.
         watch: a word by which an index process hears of publications.
-        lease: until when processes of this host may use the store, on its clock since boot; 0: for ever.
+        host_lease: until when processes of this host may use the store, on its clock since boot; 0: for ever.
     """
 
     identity: Any
@@ -71,18 +71,18 @@ class LockNotes(Structure):
         ("dirty", Uint64),
         ("watch", Uint32),
         ("_to_144", Uint32),
-        ("lease", Uint64),
+        ("host_lease", Uint64),
     )
 
 
-class LeaseWord(Uint64 * 1):
-    """The word `lease` of a lock page, as an array of one number. It keeps the page mapped."""
+class HostLeaseWord(Uint64 * 1):
+    """The word `host_lease` of a lock page, as an array of one number. It keeps the page mapped."""
 
     memory: object
 
     @classmethod
-    def of(cls, page: SharedPage) -> LeaseWord:
-        word = cls.from_address(page.address + LockNotes.lease.offset)
+    def of(cls, page: SharedPage) -> HostLeaseWord:
+        word = cls.from_address(page.address + LockNotes.host_lease.offset)
         word.memory = page
         return word
 
@@ -93,10 +93,10 @@ class LockPage(RobustMutex):
     Attributes:
         notes: its words, which are read and written in place under the mutex.
         watch: for the store's doorbell.
-        lease: its word `lease`.
+        host_lease: its word `host_lease`.
     """
 
-    __slots__ = ("_page", "lease", "notes", "watch")
+    __slots__ = ("_page", "host_lease", "notes", "watch")
 
     def __init__(self, path: str, *, keep_open: bool = False) -> None:
         """Opens the page. With `keep_open` its file stays open as long as it: see `filesystem.mappings_keep_locks`."""
@@ -107,7 +107,7 @@ class LockPage(RobustMutex):
             page.address, name=path, dirty_at=page.address + LockNotes.dirty.offset, refusals=nothing_changed
         )
         self._page, self.notes = page, LockNotes.from_address(page.address)
-        self.lease = LeaseWord.of(page)
+        self.host_lease = HostLeaseWord.of(page)
         self.watch = Watch(page.address + LockNotes.watch.offset, page)
         self._take_over(path)
         if not keep_open:
@@ -125,7 +125,7 @@ class LockPage(RobustMutex):
                 self.notes.publications_rung = 0  # it was no page of ours, or is damaged: what it says means nothing
             if any(written):  # else it is the page of a store that is being created
                 log.debug("%s: %s", path, _why_anew(tuple(written), identity))
-            self.notes.lease = _lease_of(tuple(written), identity, self.notes.lease)
+            self.notes.host_lease = _lease_of(tuple(written), identity, self.notes.host_lease)
             written[0] = 0
             self.notes.batch = 0
             self.create()
@@ -191,8 +191,8 @@ def read_notes(content: bytes | bytearray) -> LockPageNotes:
 def emptied(content: bytes | bytearray, *, is_member: bool) -> bytes:
     """Returns the content that a repair gives a lock page: zeros, but that the lease of a member is over."""
     page = bytearray(syscalls.PAGE)
-    if is_member and is_lock_page(content) and LockNotes.from_buffer_copy(content).lease:
-        LockNotes.from_buffer(page).lease = 1
+    if is_member and is_lock_page(content) and LockNotes.from_buffer_copy(content).host_lease:
+        LockNotes.from_buffer(page).host_lease = 1
     return bytes(page)
 
 

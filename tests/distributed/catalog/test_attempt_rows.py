@@ -74,7 +74,7 @@ class Script:
             if step == "put":
                 world, expect = chance.choice([2] * 9 + [3]), chance.choice([None] * 8 + [3, 4])
                 lease = chance.choice([0] + [LONG] * 5)
-                part = PendingPart(KEY, attempt, 0, rank % world, world, 0, 0, expect=expect, lease=lease)
+                part = PendingPart(KEY, attempt, 0, rank % world, world, 0, 0, expect=expect, waits=lease)
                 part = msgspec.structs.replace(part, boot=boot_id(), host=self.member)
                 found = self.run(lambda rows: attempts.take_in(rows, part, b"said"))
                 self.tell(self.number(found) if isinstance(found, int) else found)
@@ -86,7 +86,7 @@ class Script:
                 failure, lease = Failure("ShardMismatchError", "they differ"), chance.choice([0, LONG])
                 only = attempts.places_of(parts[: chance.choice([1, 3])]) if chance.random() < 0.3 else None
                 made = self.run(
-                    lambda rows: attempts.give_up(rows, KEY, attempt, known, failure, only=only, lease=lease)
+                    lambda rows: attempts.give_up(rows, KEY, attempt, known, failure, only=only, waits=lease)
                 )
                 self.tell(made)
             elif step == "expire":

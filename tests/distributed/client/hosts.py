@@ -52,15 +52,6 @@ def cluster_of(folder: str, *are_owners: bool) -> Generator[Cluster]:
         yield Cluster(homes, stores, join(homes))
 
 
-def join_anew(cluster: Cluster) -> Roster:
-    """Begins the next epoch, with the members as they are now."""
-    members = tuple(home.member for home in cluster.homes)
-    cluster.roster = msgspec.structs.replace(cluster.roster, epoch=cluster.roster.epoch + 1, members=members)
-    for home in cluster.homes:
-        home.adopt(cluster.roster)
-    return cluster.roster
-
-
 def hand_over(cluster: Cluster, key: str, taker: int) -> None:
     """Has the group of a key handed over to another host, and waits until it is there."""
     group, homes = group_of(key.encode()), cluster.homes

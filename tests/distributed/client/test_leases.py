@@ -28,7 +28,7 @@ def cluster(scratch: str) -> Iterator[Cluster]:
 
 def set_lease(store: memstore.Store, until: int) -> None:
     """As this host's index process does."""
-    root_of(store).lease[0] = until
+    root_of(store).host_lease[0] = until
 
 
 CALLS: dict[str, Callable[[memstore.Store, str], object]] = {
@@ -91,7 +91,7 @@ def test_a_process_that_may_only_read_sees_it_too(scratch: str) -> None:
         store.put("k", 1)
     with memstore.open(scratch, "r") as reader:
         assert reader.get("k") == 1
-        LockPage(f"{scratch}/lock").lease[0] = 1
+        LockPage(f"{scratch}/lock").host_lease[0] = 1
         with pytest.raises(FencedError):
             reader.get("k")
 

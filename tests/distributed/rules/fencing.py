@@ -157,7 +157,7 @@ def _(patch: Patch) -> None:
 
 @mutation("the clock removes nobody", "a host that is cut off is removed, and has stopped before")
 def _(patch: Patch) -> None:
-    patch.setattr(fence.Leases, "silent", lambda leases, standing, seed: [])  # pyright: ignore
+    patch.setattr(fence.HostLeases, "silent", lambda leases, standing, seed: [])  # pyright: ignore
 
 
 @script("a put that is stopped between its look at the lease and its commit")
@@ -221,7 +221,9 @@ def _() -> None:
 
 @mutation("a seed counts time in which it was stopped", "a seed whose host was suspended")
 def _(patch: Patch) -> None:
-    patch.setattr(fence.Leases, "_counts_from", property(lambda leases: 0, lambda leases, when: None), raising=False)  # pyright: ignore
+    patch.setattr(
+        fence.HostLeases, "_counts_from", property(lambda leases: 0, lambda leases, when: None), raising=False
+    )  # pyright: ignore
 
 
 @script("of two hosts the clock removes neither, and both go on")
@@ -255,7 +257,7 @@ def _(patch: Patch) -> None:
     def everybody(leases: Any, standing: Any) -> Any:
         return tuple(one.id for one in standing.roster.members if one.id not in standing.roster.leased)
 
-    patch.setattr(fence.Leases, "obeying", everybody)
+    patch.setattr(fence.HostLeases, "obeying", everybody)
 
 
 @script("a host says that it obeys a lease once its processes do")
@@ -280,7 +282,7 @@ def _() -> None:
     "a host says that it obeys before its lease is written", "a host says that it obeys a lease once its processes do"
 )
 def _(patch: Patch) -> None:
-    patch.setattr(fence.Lease, "follow", lambda lease, standing: standing.roster.lease)  # pyright: ignore
+    patch.setattr(fence.HostLease, "follow", lambda lease, standing: standing.roster.lease)  # pyright: ignore
 
 
 @script("a seed that was replaced, and gives leases on")
@@ -302,25 +304,25 @@ def _() -> None:
 
 @mutation("a lease doesn't count since when a majority obeys the seed", "a seed that was replaced, and gives leases on")
 def _(patch: Patch) -> None:
-    answer = fence.Leases.answer
+    answer = fence.HostLeases.answer
 
     def fresh(*arguments: Any) -> Any:
         answered = answer(*arguments)
         return msgspec.structs.replace(answered, age=0) if isinstance(answered, Alive) else answered
 
-    patch.setattr(fence.Leases, "answer", fresh)
+    patch.setattr(fence.HostLeases, "answer", fresh)
 
 
 @mutation("a new seed doesn't wait for leases of the one before", "a seed that was replaced, and gives leases on")
 def _(patch: Patch) -> None:
-    begin = fence.Leases.begin
+    begin = fence.HostLeases.begin
 
     def at_once(leases: Any, standing: Any, seed: Any) -> None:
         begin(leases, standing, seed)
         leases._counts_from = 0
         seed.began = 0
 
-    patch.setattr(fence.Leases, "begin", at_once)
+    patch.setattr(fence.HostLeases, "begin", at_once)
 
 
 @script("a seed that members don't obey any more, though they ask it")
@@ -342,19 +344,19 @@ def _() -> None:
 
 @mutation("a seed counts who has promised another one", "a seed that members don't obey any more, though they ask it")
 def _(patch: Patch) -> None:
-    answer = fence.Leases.answer
+    answer = fence.HostLeases.answer
 
     def anybody(leases: Any, standing: Any, seed: Any, request: Any) -> Any:
         return answer(leases, standing, seed, msgspec.structs.replace(request, promised=0))
 
-    patch.setattr(fence.Leases, "answer", anybody)
+    patch.setattr(fence.HostLeases, "answer", anybody)
 
 
 @script("a heartbeat that comes while its sender is removed")
 def _() -> None:
     play = Play(4, remove_after=LEASE)
     play.cut_off(1)
-    silent, answers = fence.Leases.silent, list[Any]()
+    silent, answers = fence.HostLeases.silent, list[Any]()
 
     def asks(leases: Any, standing: Any, seed: Any) -> Any:
         found = silent(leases, standing, seed)
@@ -363,18 +365,18 @@ def _() -> None:
             answers.append(leases.answer(standing, seed, beat))
         return found
 
-    fence.Leases.silent = asks  # pyright: ignore
+    fence.HostLeases.silent = asks  # pyright: ignore
     try:
         play.world.run(4 * LEASE)
     finally:
-        fence.Leases.silent = silent
+        fence.HostLeases.silent = silent
     play.must(answers and not are_members(play, 0, 1, 2, 3), "it is removed")
     play.must(not any(isinstance(answer, Alive) for answer in answers), "it is given a lease, and removed")
 
 
 @mutation("who is being removed gets a lease", "a heartbeat that comes while its sender is removed")
 def _(patch: Patch) -> None:
-    answer = fence.Leases.answer
+    answer = fence.HostLeases.answer
 
     def anybody(leases: Any, standing: Any, seed: Any, request: Any) -> Any:
         closing, leases._closing = leases._closing, set()
@@ -382,17 +384,17 @@ def _(patch: Patch) -> None:
         leases._closing = closing
         return answered
 
-    patch.setattr(fence.Leases, "answer", anybody)
+    patch.setattr(fence.HostLeases, "answer", anybody)
 
 
 @script("an answer that takes as long as a lease")
 def _() -> None:
     """A lease counts from when its question was sent: the seed may have removed the host when the answer comes."""
     play = Play(4, remove_after=LEASE)
-    lease, began = fence.Lease(lambda: play.world.now, [0]), play.world.now
+    lease, began = fence.HostLease(lambda: play.world.now, [0]), play.world.now
     standing = play.hosts[1].tables.standing()
     play.must(standing is not None and lease.follow(standing), "there are leases")  # pyright: ignore
-    watch, leases = fence.SeedWatch(lambda: play.world.now), fence.Leases(lambda: play.world.now)
+    watch, leases = fence.SeedWatch(lambda: play.world.now), fence.HostLeases(lambda: play.world.now)
     asked = fence.beat(watch, lease, leases, directory.Directory(lambda: play.world.now))
     next(asked)
     asked.send(standing)  # it is sent now
@@ -408,7 +410,7 @@ def _(patch: Patch) -> None:
     def renew(lease: Any, began: int) -> None:
         lease._word[0] = lease._clock() + lease._lasts
 
-    patch.setattr(fence.Lease, "renew", renew)
+    patch.setattr(fence.HostLease, "renew", renew)
 
 
 @script("an owner that is asked after its lease is over")

@@ -91,7 +91,7 @@ def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None
         ClaimGroups((b"k" * 501,), None),
         Prepare(CALL, replace(PART, rank=-1), b"", GRANT),
         Prepare(CALL, replace(PART, world_size=0), b"", GRANT),
-        Prepare(CALL, replace(PART, lease=10**18 + 1), b"", GRANT),
+        Prepare(CALL, replace(PART, waits=10**18 + 1), b"", GRANT),
         Prepare(CALL, replace(PART, host=b"m" * 17), b"", GRANT),
         Prepare(CALL, replace(PART, attempt=""), b"", GRANT),
         Sent(14, CALL, replace(PART, attempt="a" * 65_537), b"", GRANT),

@@ -40,7 +40,7 @@ from memstore.distributed.rules import (
     session_of,
 )
 from memstore.distributed.rules.draining import replace_places
-from memstore.distributed.rules.fence import BEATS, Lease
+from memstore.distributed.rules.fence import BEATS, HostLease
 from memstore.distributed.rules.messages import (
     Ask,
     BringGroups,
@@ -291,7 +291,7 @@ class World:
             moved=moved,
             promote_after=self.promote_after,
             remove_after=self.remove_after,
-            lease=Lease(clock, host.word),
+            host_lease=HostLease(clock, host.word),
         )
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
         for task, period in self.periods.items():

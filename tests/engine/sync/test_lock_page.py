@@ -85,29 +85,29 @@ def test_a_lease_of_another_boot_is_over_and_a_copy_holds_none(folder: Path) -> 
             file.write(content)
 
     page = open_page(folder)
-    page.lease[0] = later = 1 << 62
+    page.host_lease[0] = later = 1 << 62
     del page
-    assert open_page(folder).lease[0] == later
+    assert open_page(folder).host_lease[0] == later
     write(IDENTITY + 40, b"a pid ns")  # as of a container that was started again
-    assert open_page(folder).lease[0] == later
+    assert open_page(folder).host_lease[0] == later
     write(IDENTITY + 8, b"another boot's id")
-    assert open_page(folder).lease[0] == 1
+    assert open_page(folder).host_lease[0] == 1
     page = open_page(folder)
-    page.lease[0] = later
+    page.host_lease[0] = later
     del page
     shutil.copy(folder / "lock", folder / "copy")
     os.rename(folder / "copy", folder / "lock")
-    assert open_page(folder).lease[0] == 0
+    assert open_page(folder).host_lease[0] == 0
 
 
 def test_after_a_repair_the_lease_of_a_member_is_over(folder: Path) -> None:
     page = open_page(folder)
-    page.lease[0] = 1 << 62
+    page.host_lease[0] = 1 << 62
     del page
     content = (folder / "lock").read_bytes()
     for is_member, found in ((True, 1), (False, 0)):
         (folder / "lock").write_bytes(emptied(content, is_member=is_member))
-        assert open_page(folder).lease[0] == found
+        assert open_page(folder).host_lease[0] == found
     assert not any(emptied(bytes(syscalls.PAGE), is_member=True))
 
 
