@@ -22,8 +22,7 @@ import memstore.cli.cluster  # pyright: ignore[reportUnusedImport]
 import memstore.cli.files  # pyright: ignore[reportUnusedImport] - it registers its commands
 import memstore.cli.keys  # pyright: ignore[reportUnusedImport]
 import memstore.cli.stores  # pyright: ignore[reportUnusedImport]
-import memstore.cli.values  # pyright: ignore[reportUnusedImport]
-import memstore.cli.watching  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import memstore.cli.values  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from memstore.cli import messages, render
 from memstore.cli.group import INTERRUPTED, MISSING, REFUSED, WRONG, cli
 from memstore.errors import (

@@ -18,7 +18,7 @@ import memstore.aio
 from memstore import _telling as telling
 from memstore import metrics
 from memstore.metrics import CallCount
-from tests.distributed.serving.agents import agents_in
+from tests.distributed.serving.agents import two_hosts
 
 
 @pytest.fixture(autouse=True)
@@ -177,21 +177,17 @@ def test_spans_without_their_package_say_which_it_is(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.full
-def test_bytes_of_another_host_are_a_transfer(scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with agents_in(Path(scratch).parent, tmp_path) as agents:
-        monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(agents.secret))
-        first = agents.serve("a")
-        second = agents.serve("b", join=first, members=2)
-        metrics.count_calls()
-        with memstore.open(first.root, "r+") as store, memstore.open(second.root, "r+") as other:
-            store.put("policy", torch.zeros(1 << 18))
-            before = metrics.calls()
-            other.get("policy")
-            assert since(before) == {"fetch": 1, "get": 1}
-            assert metrics.calls()["fetch"].nbytes - before.get("fetch", CallCount()).nbytes == 1 << 20
-            before = metrics.calls()
-            other.get("policy")
-            assert since(before) == {"get": 1}, "the copy is there"
+def test_bytes_of_another_host_are_a_transfer(scratch: str, tmp_path: Path) -> None:
+    metrics.count_calls()
+    with two_hosts(Path(scratch).parent, tmp_path) as (_, _, store, other):
+        store.put("policy", torch.zeros(1 << 18))
+        before = metrics.calls()
+        other.get("policy")
+        assert since(before) == {"fetch": 1, "get": 1}
+        assert metrics.calls()["fetch"].nbytes - before.get("fetch", CallCount()).nbytes == 1 << 20
+        before = metrics.calls()
+        other.get("policy")
+        assert since(before) == {"get": 1}, "the copy is there"
 
 
 # --- scalars ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 import memstore
 from memstore.metrics import prometheus
 from tests.children import Wire, children
-from tests.distributed.serving.agents import agents_in, eventually
+from tests.distributed.serving.agents import eventually, two_hosts
 
 ODD = 'a "key"\\ with\n<b>lines</b> and {braces}'
 
@@ -132,17 +132,13 @@ def test_the_command_says_the_same(scratch: str) -> None:
 
 
 @pytest.mark.full
-def test_hosts_are_told(scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with agents_in(Path(scratch).parent, tmp_path) as agents:
-        monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(agents.secret))
-        first = agents.serve("a")
-        second = agents.serve("b", join=first, members=2)
-        with memstore.open(first.root, "r+") as store, memstore.open(second.root, "r+") as other:
-            store.put("policy", torch.zeros(1 << 18))
-            other.get("policy")
-            eventually(lambda: value(prometheus(store), "memstore_host_sent_bytes_total", host=first.address) > 0, "")
-            text = prometheus(store)
-            assert value(text, "memstore_host_up", host=first.address) == 1
-            assert value(text, "memstore_host_up", host=second.address) == 1
-            assert value(text, "memstore_host_keys", host=first.address) == 1
-            assert value(text, "memstore_lost_keys") == 0
+def test_hosts_are_told(scratch: str, tmp_path: Path) -> None:
+    with two_hosts(Path(scratch).parent, tmp_path) as (first, second, store, other):
+        store.put("policy", torch.zeros(1 << 18))
+        other.get("policy")
+        eventually(lambda: value(prometheus(store), "memstore_host_sent_bytes_total", host=first.address) > 0, "")
+        text = prometheus(store)
+        assert value(text, "memstore_host_up", host=first.address) == 1
+        assert value(text, "memstore_host_up", host=second.address) == 1
+        assert value(text, "memstore_host_keys", host=first.address) == 1
+        assert value(text, "memstore_lost_keys") == 0

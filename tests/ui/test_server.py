@@ -25,7 +25,7 @@ import torch
 import memstore
 import memstore.ui
 from memstore.ui import LivePage
-from tests.distributed.serving.agents import agents_in
+from tests.distributed.serving.agents import two_hosts
 
 TOKEN = "a token of some length"
 
@@ -368,22 +368,18 @@ def test_a_wrong_root_is_told_at_once(scratch: str) -> None:
 
 
 @pytest.mark.full
-def test_the_hosts_of_a_store_are_told(scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with agents_in(Path(scratch).parent, tmp_path) as agents:
-        monkeypatch.setenv("MEMSTORE_SECRET_FILE", str(agents.secret))
-        first = agents.serve("a")
-        second = agents.serve("b", join=first, members=2)
-        with memstore.open(first.root, "r+") as store, memstore.open(second.root, "r+") as other:
-            store.put("policy", torch.zeros(1 << 18))
-            other.get("policy")
-            with memstore.ui.serve(second.root) as page, events(page) as states:
-                state = next(found for found in states if sum(host["sent"] for host in found["hosts"]) >= 1 << 20)
-                assert {host["address"] for host in state["hosts"]} == {first.address, second.address}
-                assert all(host["alive"] for host in state["hosts"])
-                assert keys_of(state)["policy"]["version"] == store.version("policy"), "keys of all hosts are shown"
-                second_host = second.process
-                first.process.kill()
-                silent = next(found for found in states if not all(host["alive"] for host in found["hosts"]))
-                (gone,) = [host for host in silent["hosts"] if not host["alive"]]
-                assert gone["address"] == first.address and gone["trouble"]
-                assert second_host.poll() is None
+def test_the_hosts_of_a_store_are_told(scratch: str, tmp_path: Path) -> None:
+    with two_hosts(Path(scratch).parent, tmp_path) as (first, second, store, other):
+        store.put("policy", torch.zeros(1 << 18))
+        other.get("policy")
+        with memstore.ui.serve(second.root) as page, events(page) as states:
+            state = next(found for found in states if sum(host["sent"] for host in found["hosts"]) >= 1 << 20)
+            assert {host["address"] for host in state["hosts"]} == {first.address, second.address}
+            assert all(host["alive"] for host in state["hosts"])
+            assert keys_of(state)["policy"]["version"] == store.version("policy"), "keys of all hosts are shown"
+            second_host = second.process
+            first.process.kill()
+            silent = next(found for found in states if not all(host["alive"] for host in found["hosts"]))
+            (gone,) = [host for host in silent["hosts"] if not host["alive"]]
+            assert gone["address"] == first.address and gone["trouble"]
+            assert second_host.poll() is None

@@ -90,7 +90,6 @@ class CatalogTables:
 
     Attributes:
         has_owed: another host is owed something by what was done here.
-        has_unnoted: hosts that keep what it has replaced are to be told.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class CatalogTables:
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
         self._standing: Standing | None = None  # read once: a look at a thousand waits asks for it as often
-        self.has_owed = self.has_unnoted = False
+        self.has_owed = False
 
     @property
     def version(self) -> int:
@@ -608,7 +607,6 @@ class CatalogTables:
         if unnoted != self.is_unnoted(key):
             if unnoted:
                 self._put(tables.UNNOTED, key, b"")
-                self.has_unnoted = True
             else:
                 self._delete(tables.UNNOTED, key)
 

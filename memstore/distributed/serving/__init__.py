@@ -4,7 +4,8 @@ agent          starts the index process, and starts it again
 supervision    what the two share: lock, options, news, pulse, transports
 joining        memstore.join, under a launcher
 returns        a host that was removed: its folder is set aside, and its values are put anew
-cluster        Cluster: status, remove, drain, promote; and what is asked of index processes
+cluster        Cluster: status, remove, drain, promote
+questions      what is asked of index processes for it
 __main__       the agent's program
 
 index_process  the program: all of what follows, put together
@@ -16,15 +17,7 @@ duties         what it does by itself, and how it takes the rules' steps
 from __future__ import annotations
 
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.cluster import (
-    Cluster,
-    cluster_of,
-    known_cluster,
-    policy_of,
-    remove_member,
-    standing_at,
-    standing_of,
-)
+from memstore.distributed.serving.cluster import Cluster, cluster_of, known_cluster, policy_of, remove_member
 from memstore.distributed.serving.joining import (
     ADDRESS_VARIABLE,
     LOG,
@@ -37,6 +30,7 @@ from memstore.distributed.serving.joining import (
     turn,
     wait_until_member,
 )
+from memstore.distributed.serving.questions import standing_at, standing_of
 from memstore.distributed.serving.supervision import (
     PROMOTE_AFTER,
     agent_of,

@@ -69,7 +69,7 @@ from memstore.distributed.rules import (
     TakeOver,
     Transact,
 )
-from memstore.distributed.serving.cluster import Reported, decode_answer, encode, standing_of
+from memstore.distributed.serving.questions import Reported, decode_answer, encode, standing_of
 from memstore.distributed.serving.supervision import Kind, say
 from memstore.engine import Root, SealedSegment
 from memstore.errors import (

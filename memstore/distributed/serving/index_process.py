@@ -47,9 +47,10 @@ from memstore.distributed.rules import (
     failed_of,
     replace_places,
 )
-from memstore.distributed.serving.cluster import LOST_NAMED, Leaving, Promote, Reported, policy_of, standing_of
+from memstore.distributed.serving.cluster import LOST_NAMED, policy_of
 from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
 from memstore.distributed.serving.membership import Membership, name_of, own_member, remove_cluster_file
+from memstore.distributed.serving.questions import Leaving, Promote, Reported, standing_of
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
 from memstore.distributed.serving.returns import PutAnew, RootSetAside, set_aside_before
 from memstore.distributed.serving.supervision import (

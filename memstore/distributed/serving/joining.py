@@ -22,7 +22,8 @@ from collections.abc import Callable, Generator, Sequence
 
 from memstore.distributed.links import Address, check_size, parse_address, parse_own_address, secret_of, write_secret
 from memstore.distributed.rules import Standing
-from memstore.distributed.serving.cluster import Cluster, standing_at
+from memstore.distributed.serving.cluster import Cluster
+from memstore.distributed.serving.questions import standing_at
 from memstore.distributed.serving.supervision import (
     PROMOTE_AFTER,
     Kind,

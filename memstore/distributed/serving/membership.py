@@ -19,8 +19,8 @@ import msgspec
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import Hello, Links
 from memstore.distributed.rules import Index, Meet, Member, Met, Roster, Standing, send
-from memstore.distributed.serving.cluster import standing_of
 from memstore.distributed.serving.duties import Driver, Ended, Ending
+from memstore.distributed.serving.questions import standing_of
 from memstore.distributed.serving.supervision import CLUSTER_FILE, Kind, News, Options, say, tell
 from memstore.engine import Root, create_file, syscalls
 from memstore.errors import NotServedError

@@ -69,8 +69,8 @@ from memstore.distributed.rules import (
     keep_answer,
     session_of,
 )
-from memstore.distributed.serving.cluster import Asking, Halt, Promote, Report, Reported, decode_request, encode
 from memstore.distributed.serving.duties import MUTEX_WITHIN, Duties, Ending
+from memstore.distributed.serving.questions import Asking, Halt, Promote, Report, Reported, decode_request, encode
 from memstore.distributed.serving.supervision import Kind, note_end
 from memstore.engine import Root, Watch, retry_after_sweep
 from memstore.errors import MemstoreError, NotAStoreError, StoreFullError, StoreTimeoutError

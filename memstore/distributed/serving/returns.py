@@ -34,7 +34,7 @@ from memstore.distributed.rules import (
     Standing,
     Steps,
 )
-from memstore.distributed.serving.cluster import standing_of
+from memstore.distributed.serving.questions import standing_of
 from memstore.engine import (
     Creation,
     Record,

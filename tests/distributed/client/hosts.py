@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
-import msgspec
 import pytest
 
 import memstore

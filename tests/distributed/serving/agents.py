@@ -15,11 +15,13 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 import memstore
 from memstore.distributed.catalog import look
 from memstore.distributed.links import CLIENT, Links, hello_of_this_process, read_secret
 from memstore.distributed.rules import Grant
-from memstore.distributed.serving.cluster import Asking, Report, Reported, Told, decode_answer, encode
+from memstore.distributed.serving.questions import Asking, Report, Reported, Told, decode_answer, encode
 from memstore.engine import Creation, close_root, open_root
 from memstore.errors import HomeUnavailableError
 
@@ -174,6 +176,17 @@ def agents_in(folder: Path, logs: Path) -> Generator[Agents]:
         yield made
     finally:
         made.close()
+
+
+@contextlib.contextmanager
+def two_hosts(folder: Path, logs: Path) -> Generator[tuple[Agent, Agent, memstore.Store, memstore.Store]]:
+    """Two agents, and a store open at each. The first one is the seed."""
+    with agents_in(folder, logs) as agents, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMSTORE_SECRET_FILE", str(agents.secret))
+        first = agents.serve("a")
+        second = agents.serve("b", join=first, members=2)
+        with memstore.open(first.root, "r+") as store, memstore.open(second.root, "r+") as other:
+            yield first, second, store, other
 
 
 def owned_by(agent: Agent, group: str) -> Grant:

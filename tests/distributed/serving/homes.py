@@ -13,8 +13,8 @@ from memstore.distributed.rules import Grant, Index, Member, Request, Roster, St
 from memstore.distributed.rules.directory import give, owner_row
 from memstore.distributed.rules.nouns import TERM_BITS
 from memstore.distributed.rules.owning import record_grant
-from memstore.distributed.serving.cluster import Halt, Report, Told, decode_answer, encode
 from memstore.distributed.serving.duties import Driver, Duties, Ending
+from memstore.distributed.serving.questions import Halt, Report, Told, decode_answer, encode
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
 from memstore.engine import Creation, boot_clock, close_root, deadline_after, open_root
 from memstore.engine.root.roots import Root

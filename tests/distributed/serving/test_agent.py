@@ -15,7 +15,7 @@ import pytest
 import memstore
 from memstore.distributed.rules.messages import Open, Opened
 from memstore.distributed.serving.agent import serve
-from memstore.distributed.serving.cluster import Halt
+from memstore.distributed.serving.questions import Halt
 from memstore.distributed.serving.supervision import AgentLock, Note, is_served
 from memstore.errors import MemstoreError
 from tests.children import Child, Wire, in_child

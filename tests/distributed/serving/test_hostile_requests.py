@@ -21,7 +21,7 @@ from memstore.distributed.links.frames import Inbox, frame
 from memstore.distributed.rules import Ask, Entry, Lookup, Member, Place, Prepare, Refused, Request, Standing
 from memstore.distributed.rules.messages import Commit, Committed, Failed, Found, Give, NoSession, Open, Opened, Pending
 from memstore.distributed.rules.nouns import Call, Change
-from memstore.distributed.serving.cluster import decode_answer, decode_request, encode
+from memstore.distributed.serving.questions import decode_answer, decode_request, encode
 from memstore.engine import PendingPart, deadline_after
 from tests.distributed.catalog.filling import asked, fill, published
 from tests.distributed.catalog.operations import BYTES, damage_of, put

@@ -19,7 +19,7 @@ from memstore.distributed.links import CLIENT, Asked, Begun, Links, hello_of_thi
 from memstore.distributed.rules import Index, Look, Tables, Wait, group_of
 from memstore.distributed.rules.messages import IsAt, NotOwner
 from memstore.distributed.serving import requests
-from memstore.distributed.serving.cluster import Told, decode_answer, encode
+from memstore.distributed.serving.questions import Told, decode_answer, encode
 from memstore.distributed.serving.requests import KeyWaits
 from memstore.engine import deadline_after
 from tests.distributed.serving.agents import LONG, eventually

@@ -20,8 +20,8 @@ import memstore
 import memstore.aio
 from memstore.distributed.links import secret_of
 from memstore.distributed.serving import standing_at
-from memstore.distributed.serving.cluster import Asker, Halt
 from memstore.distributed.serving.joining import LOG
+from memstore.distributed.serving.questions import Asker, Halt
 from tests.children import Child, Wire, children, in_child
 from tests.distributed.serving.agents import LONG, Agents, eventually
 

@@ -14,7 +14,7 @@ import pytest
 import memstore
 from memstore.distributed.rules import Wait
 from memstore.distributed.rules.messages import IsAt
-from memstore.distributed.serving.cluster import Told, decode_answer, encode
+from memstore.distributed.serving.questions import Told, decode_answer, encode
 from tests.distributed.serving.agents import Agent, Agents, Caller, eventually, owned_by
 
 LONGEST = 10_000  # milliseconds
