@@ -1,4 +1,4 @@
-"""The dict that a store is compared with, and the two openings of the store. The rules are in `test_model.py`."""
+"""The dict that a store is compared with, the two openings of the store, and the rules that all such models have."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 
 from hypothesis import event
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import memstore
 from tests.crash.leftovers import end_leases, leftovers
 from tests.leaks import find_leaks
 from tests.store.two_stores import Named, OtherSide, Side
+
+SIDES = st.sampled_from([0, 1])
 
 
 class Model(RuleBasedStateMachine):
@@ -66,6 +68,21 @@ class Model(RuleBasedStateMachine):
         self.here.delete("a key that never is")  # a commit that was cut short is seen after the next one
         self.there.close()
         self.there = OtherSide(self.path, self.options)
+
+    @rule(side=SIDES, spare=st.sampled_from([0, 10_000, 100_000, 3 << 20]))
+    def fill_up(self, side: int, spare: int) -> None:
+        self.side(side).limit(spare)
+        self.is_full = True
+
+    @precondition(lambda self: self.is_full)
+    @rule(side=SIDES)
+    def make_room(self, side: int) -> None:
+        self.side(side).limit(None)
+        self.is_full = False
+
+    @rule(side=SIDES)
+    def collect(self, side: int) -> None:
+        self.side(side).collect()
 
     @invariant()
     def all_are_the_same(self) -> None:

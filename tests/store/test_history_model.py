@@ -13,14 +13,13 @@ from hypothesis.stateful import invariant, precondition, rule
 
 import memstore
 from tests.examples import IS_FULL
-from tests.store.model import Model
+from tests.store.model import SIDES, Model
 from tests.store.two_stores import Named
 
 KEYS = st.sampled_from(["a", "a", "a", "b", "a/b", "z" * 500])
 KINDS = ["object", "inline", *["segment"] * 2, *["like it"] * 4, "medium", "large"]
 VALUES = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**31))
 HISTORIES = st.sampled_from([None, None, None, 1, 2, 3, 3, 4, 6])
-SIDES = st.sampled_from([0, 1])
 EXAMPLES = 1500 if IS_FULL else 5
 
 
@@ -112,17 +111,6 @@ class HistoryMachine(Model):
         except memstore.StoreFullError:
             event("the disk was full for a put")
 
-    @rule(side=SIDES, spare=st.sampled_from([0, 10_000, 100_000, 3 << 20]))
-    def fill_up(self, side: int, spare: int) -> None:
-        self.side(side).limit(spare)
-        self.is_full = True
-
-    @precondition(lambda self: self.is_full)
-    @rule(side=SIDES)
-    def make_room(self, side: int) -> None:
-        self.side(side).limit(None)
-        self.is_full = False
-
     @precondition(lambda self: self.model)
     @rule(side=SIDES, data=st.data())
     def hold_one_that_was_replaced(self, side: int, data: st.DataObject) -> None:
@@ -136,10 +124,6 @@ class HistoryMachine(Model):
     @rule(side=SIDES, ago=st.integers(0, 8))
     def let_go(self, side: int, ago: int) -> None:
         self.side(side).let_go(self.holds - ago)
-
-    @rule(side=SIDES)
-    def collect(self, side: int) -> None:
-        self.side(side).collect()
 
     @precondition(lambda self: IS_FULL)  # each takes a second
     @rule(side=SIDES)

@@ -12,7 +12,7 @@ from hypothesis.stateful import precondition, rule
 
 import memstore
 from tests.examples import IS_FULL
-from tests.store.model import Model
+from tests.store.model import SIDES, Model
 from tests.store.two_stores import Named
 
 KEYS = st.sampled_from(["a", "a", "a", "b", "b", "a/b", "🐍", "z" * 500])  # few, so that each has many versions
@@ -20,8 +20,6 @@ KINDS = ["object", "inline", *["segment"] * 3, *["like it"] * 5, "medium", "larg
 NUMBERS = st.integers(0, 2**31)
 VALUES = st.tuples(st.sampled_from(KINDS), NUMBERS)
 ITEMS = st.dictionaries(KEYS, VALUES, min_size=1, max_size=3)
-SIDES = st.sampled_from([0, 1])
-SPARE = st.sampled_from([0, 10_000, 100_000, 3 << 20])
 STEPS = {"get": 5, "send": 8, "collect": 14, "verify": 20, "reopen": 34}  # about so many: where it may die
 DEATHS = st.sampled_from(sorted(STEPS)).flatmap(lambda name: st.tuples(st.just(name), st.integers(1, STEPS[name])))
 
@@ -199,17 +197,6 @@ class StoreMachine(Model):
             elif name == "send":
                 self.sent.append((found, self.model[keys[0]][0]))
 
-    @rule(side=SIDES, spare=SPARE)
-    def fill_up(self, side: int, spare: int) -> None:
-        self.side(side).limit(spare)
-        self.is_full = True
-
-    @precondition(lambda self: self.is_full)
-    @rule(side=SIDES)
-    def make_room(self, side: int) -> None:
-        self.side(side).limit(None)
-        self.is_full = False
-
     # --- what is held -------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.model)
@@ -263,10 +250,6 @@ class StoreMachine(Model):
         self.side(side).let_go(self.holds - ago)
 
     # --- the rest -----------------------------------------------------------------------------------------------------
-
-    @rule(side=SIDES)
-    def collect(self, side: int) -> None:
-        self.side(side).collect()
 
     @rule(side=SIDES)
     def verify(self, side: int) -> None:
