@@ -431,11 +431,7 @@ MODULE_WRAPPERS = (
     ("torch.nn.parallel", "DistributedDataParallel", "module"),
     ("torch.nn.parallel", "DataParallel", "module"),
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
-    (
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper",
-        "ActivationWrapper",
-        "_checkpoint_wrapped_module",
-    ),
+    ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "ActivationWrapper", "_checkpoint_wrapped_module"),
 )
 """Classes of modules that wrap another one: module, name, and the attribute that has it.
 

@@ -6,10 +6,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [
-    str(HERE),
-    str(HERE.parents[1]),
-]  # the extensions beside this file; memstore, of this checkout
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]  # the extensions beside this file; memstore, of this checkout
 
 import memstore  # noqa: E402
 

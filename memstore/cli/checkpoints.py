@@ -11,15 +11,7 @@ import click
 
 from memstore import _wording as wording
 from memstore.checkpoints.buckets import steps_at
-from memstore.checkpoints.folders import (
-    RankingRule,
-    Retention,
-    SavedStep,
-    SharedSizes,
-    StepStorage,
-    current,
-    newest,
-)
+from memstore.checkpoints.folders import RankingRule, Retention, SavedStep, SharedSizes, StepStorage, current, newest
 from memstore.cli import render
 from memstore.cli.group import REFUSED, as_json, cli, root
 from memstore.cli.stores import ask, yes

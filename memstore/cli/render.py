@@ -163,14 +163,7 @@ def progress(text: str, *, lines: bool = False) -> Generator[Callable[[int, int]
         text: what is being done.
         lines: where there is no terminal, write a line every ten seconds, and one at the end.
     """
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     if not errors.is_terminal:
         yield Shown(text, lambda line: errors.print(printable(line))).tell if lines else lambda done, total: None

@@ -27,15 +27,7 @@ import xxhash
 
 from memstore import structure
 from memstore._wording import first_of
-from memstore.contents.parts import (
-    CHECKSUM_SIZE,
-    LeafSignature,
-    PartLeaf,
-    RankPart,
-    box_table,
-    encode_boxes,
-    read_part,
-)
+from memstore.contents.parts import CHECKSUM_SIZE, LeafSignature, PartLeaf, RankPart, box_table, encode_boxes, read_part
 from memstore.contents.reading import compare, placed_objects
 from memstore.engine import (
     ALIGNMENT,

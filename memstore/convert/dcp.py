@@ -463,10 +463,7 @@ class _SnapshotTensors:
         if id(tensor) not in self._made:
             dtype, files = DTYPES[tensor.dtype], self._stored.manifest.files
             boxes = tuple(
-                (
-                    Box(box.offsets, box.shape),
-                    self._files.tensor(files[box.file].name, box.offset, dtype, box.shape),
-                )
+                (Box(box.offsets, box.shape), self._files.tensor(files[box.file].name, box.offset, dtype, box.shape))
                 for box in tensor.boxes
             )
             self._made[id(tensor)] = self.assembly.tensor(dtype, tensor.shape, boxes)

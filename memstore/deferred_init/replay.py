@@ -35,7 +35,6 @@ from memstore.structure import modes
 T = TypeVar("T")
 
 _moments = itertools.count()
-_lift: Any = torch.ops.aten.clone.default
 
 
 def now() -> int:

@@ -191,11 +191,7 @@ class WeightLoader:
     """
 
     def __init__(
-        self,
-        slots: Sequence[TensorSlot],
-        todo: Sequence[TensorSlot],
-        table: SourceTable,
-        options: MaterializeOptions,
+        self, slots: Sequence[TensorSlot], todo: Sequence[TensorSlot], table: SourceTable, options: MaterializeOptions
     ) -> None:
         found: dict[int, tuple[TensorSlot, str]] = {}
         for slot in todo:

@@ -93,11 +93,7 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
     limit = _timespec(seconds)
     if _syscall(
         _SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0
-    ) and ctypes.get_errno() not in (
-        errno.EAGAIN,
-        errno.EINTR,
-        errno.ETIMEDOUT,
-    ):
+    ) and ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT):
         raise _last_error()
 
 

@@ -33,7 +33,6 @@ from memstore.listing.keyspace import (
     check_store,
     has_keys,
     may_write,
-    no_match,
     open_elsewhere,
     open_keyspace,
     opened,

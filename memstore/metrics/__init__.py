@@ -23,13 +23,4 @@ from memstore.metrics.calls import CallCount, calls, count_calls, stop_calls, tr
 from memstore.metrics.scalars import ScalarLogger, scalars
 from memstore.metrics.text import prometheus
 
-__all__ = [
-    "CallCount",
-    "ScalarLogger",
-    "calls",
-    "count_calls",
-    "prometheus",
-    "scalars",
-    "stop_calls",
-    "trace_calls",
-]
+__all__ = ["CallCount", "ScalarLogger", "calls", "count_calls", "prometheus", "scalars", "stop_calls", "trace_calls"]

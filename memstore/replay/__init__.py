@@ -16,13 +16,6 @@ buffer      ReplayBuffer: what a user calls
 
 from __future__ import annotations
 
-from memstore.replay.buffer import (
-    ReplayBuffer,
-    Sampled,
-    copied_rows,
-    parts_by_age,
-    sample_rows,
-    sample_slices,
-)
+from memstore.replay.buffer import ReplayBuffer, Sampled, copied_rows, parts_by_age, sample_rows, sample_slices
 from memstore.replay.entry import RateLimiter
-from memstore.replay.sampling import BufferRows, Sampler, SamplerOptions, look_at_rows
+from memstore.replay.sampling import Sampler, SamplerOptions, look_at_rows

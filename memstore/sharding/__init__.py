@@ -15,7 +15,6 @@ from memstore.sharding.boxes import (
     MOST_DIMENSIONS,
     NO_BOXES,
     Box,
-    BoxCopies,
     Boxes,
     BoxIndex,
     Cover,

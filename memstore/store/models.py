@@ -144,12 +144,7 @@ class ModelLoad:
         return prepare_load(self._root, self._key, self._options, target, deadline).fill()
 
     def _lead(
-        self,
-        call: StoreCall,
-        target: LoadTarget,
-        wait: Callable[[], object] | None,
-        deadline: float,
-        timeout: float,
+        self, call: StoreCall, target: LoadTarget, wait: Callable[[], object] | None, deadline: float, timeout: float
     ) -> int:
         """Takes the steps of rank 0."""
         # 1. Take a version.

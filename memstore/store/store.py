@@ -536,12 +536,7 @@ class Store(Keyspace):
         self, key: str, *, device: torch.device | str | None = None, version: int | None = None, as_type: type[T]
     ) -> T: ...
     def view(
-        self,
-        key: str,
-        *,
-        device: torch.device | str | None = None,
-        version: int | None = None,
-        as_type: Any = None,
+        self, key: str, *, device: torch.device | str | None = None, version: int | None = None, as_type: Any = None
     ) -> Any:
         """Returns the current version of `key` with lazy leaves: slicing one reads nothing, using it reads that part.
 

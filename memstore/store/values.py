@@ -201,15 +201,7 @@ class PutOptions(NamedTuple):
     allow_pickle: bool
 
 
-def _put_delta(
-    root: Root,
-    key: str,
-    name: bytes,
-    value: Any,
-    base: int,
-    options: PutOptions,
-    deadline: float,
-) -> int:
+def _put_delta(root: Root, key: str, name: bytes, value: Any, base: int, options: PutOptions, deadline: float) -> int:
     """Puts a value that shares the files of an earlier version. Returns 0 where that can't be, or saves little."""
     with resource_errors(root.path, key, root):
         present = index.find(root, name) if not base else None

@@ -95,12 +95,7 @@ from memstore.structure.rebuilding import (
     rebuild,
     rebuild_lazily,
 )
-from memstore.structure.refusals import (
-    MalformedError,
-    RefusedError,
-    render_path,
-    require,
-)
+from memstore.structure.refusals import MalformedError, RefusedError, render_path, require
 from memstore.structure.targets import can_cast, get_into, get_like
 from memstore.structure.tensors import (
     are_shards_of,

@@ -60,15 +60,7 @@ from memstore.structure.plans import Plan, check_extent, describe, plan_of, runs
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
 from memstore.structure.tensors import flatten_wrapped_shards
 from memstore.structure.traits import DTYPE_NAMES, DTYPES, PLAIN, Packing, Traits, has_gaps, pack
-from memstore.structure.tree import (
-    TENSOR,
-    Tree,
-    compile_tree,
-    from_msgpack,
-    name_of,
-    names_of,
-    tree_names,
-)
+from memstore.structure.tree import TENSOR, Tree, compile_tree, from_msgpack, name_of, names_of, tree_names
 from memstore.structure.walk import Facts, TakenApart, Walk, take_apart
 
 # --- Flattening ------------------------------------------------------------------------------------------------------

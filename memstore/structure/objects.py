@@ -38,16 +38,7 @@ from memstore.errors import CorruptionError, UnsupportedValueError
 from memstore.structure.classes import class_name, find_class, read_pickle, write_pickle
 from memstore.structure.refusals import MalformedError, RefusedError, as_list, require, unpack, why_refused
 from memstore.structure.traits import may_be_dtype, need_device, read_device
-from memstore.structure.tree import (
-    KINDS,
-    ObjectNode,
-    Tree,
-    TreeParts,
-    TreeReader,
-    from_msgpack,
-    read_keys,
-    to_msgpack,
-)
+from memstore.structure.tree import KINDS, ObjectNode, Tree, TreeParts, TreeReader, from_msgpack, read_keys, to_msgpack
 
 # --- The codes of extensions: a part of the format, so no code is ever used for something else ------------------------
 

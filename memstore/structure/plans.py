@@ -31,15 +31,7 @@ from memstore.structure import traits
 from memstore.structure.memory import ByteRange, Memory, clusters_of
 from memstore.structure.refusals import MalformedError, as_list, require, sizes, unpack
 from memstore.structure.traits import DTYPES, NUMPY_DTYPES, PARAMETER, PLAIN, Traits, read_device, read_flags, to_flags
-from memstore.structure.tree import (
-    Container,
-    Node,
-    TensorNode,
-    TreeReader,
-    from_msgpack,
-    names_of,
-    to_msgpack,
-)
+from memstore.structure.tree import Container, Node, TensorNode, TreeReader, from_msgpack, names_of, to_msgpack
 
 # --- Plans -----------------------------------------------------------------------------------------------------------
 

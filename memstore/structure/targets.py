@@ -43,16 +43,7 @@ from memstore.structure.objects import decode_objects
 from memstore.structure.plans import Plan
 from memstore.structure.rebuilding import Checks, assemble_one, box_tensor, boxes_of_leaf, parts_of, tensors_of
 from memstore.structure.refusals import MalformedError, RefusedError, render_path
-from memstore.structure.tree import (
-    Node,
-    ObjectNode,
-    TensorNode,
-    Tree,
-    TreeParts,
-    compile_tree,
-    name_of,
-    names_of,
-)
+from memstore.structure.tree import Node, ObjectNode, TensorNode, Tree, TreeParts, compile_tree, name_of, names_of
 from memstore.structure.walk import Facts, take_apart
 
 # --- The match -------------------------------------------------------------------------------------------------------
@@ -92,14 +83,7 @@ class StructureMatch:
     )
 
     def __init__(
-        self,
-        plan: Plan,
-        tree: Tree,
-        facts: Facts,
-        sharded: dict[int, HeldShards],
-        what: str,
-        strict: bool,
-        cast: bool,
+        self, plan: Plan, tree: Tree, facts: Facts, sharded: dict[int, HeldShards], what: str, strict: bool, cast: bool
     ) -> None:
         self.root, reader = compile_tree(tree)
         self.tensor_names, self.object_names = names_of(self.root)

@@ -17,14 +17,4 @@ from __future__ import annotations
 
 from memstore.view.leaf_boxes import LeafBoxes, Points
 from memstore.view.source import LeafBytes, Memory, Source, StoredLeaf
-from memstore.view.views import (
-    StoredTensor,
-    ValueParts,
-    bytes_shown,
-    distribute,
-    lazy_leaf,
-    load_leaf,
-    own_leaf,
-    parts_of,
-    view,
-)
+from memstore.view.views import StoredTensor, bytes_shown, distribute, lazy_leaf, load_leaf, own_leaf, parts_of, view

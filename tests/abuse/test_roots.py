@@ -116,12 +116,7 @@ def test_a_parent_that_may_not_be_written_to(tmp_path: Path) -> None:
 @needs_root
 def test_a_store_that_somebody_else_planted_for_a_group_of_theirs(shared: str) -> None:
     """It says itself that a group may share it; that is no reason for one who is not in the group to trust it."""
-    as_user(
-        USER,
-        [],
-        make,
-        f"{shared}",
-    )
+    as_user(USER, [], make, f"{shared}")
     os.chmod(shared, 0o777)
     settings = json.loads(Path(shared, "memstore.json").read_text())
     Path(shared, "memstore.json").write_text(json.dumps({**settings, "unix_group": USER, "file_mode": 0o666}))

@@ -25,10 +25,7 @@ async def test_what_is_put_is_got(store: AsyncStore) -> None:
     assert await store.version("policy") == version
     assert (await store.info("policy")).version == version
     assert await store.contains("policy") and not await store.contains("other")
-    assert await store.put_many({"a": 1, "b": 2}) == {
-        "a": await store.version("a"),
-        "b": await store.version("b"),
-    }
+    assert await store.put_many({"a": 1, "b": 2}) == {"a": await store.version("a"), "b": await store.version("b")}
     assert await store.get_many(["b", "a"]) == {"b": 2, "a": 1}
     assert await store.count() == 3
     assert await store.delete("a") is True

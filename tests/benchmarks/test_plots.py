@@ -164,10 +164,7 @@ def test_an_axis_of_less_than_nothing_is_refused() -> None:
         round_numbers(0, 1)
 
 
-@pytest.mark.parametrize(
-    ("length", "kept"),
-    [(500, 10), (150, 4), (100, 2), (10, 2)],
-)
+@pytest.mark.parametrize(("length", "kept"), [(500, 10), (150, 4), (100, 2), (10, 2)])
 def test_as_many_labels_as_fit(length: float, kept: int) -> None:
     numbers = round_numbers(1.0, 1000.0)
     assert len(that_fit(numbers, length, lambda _: 30.0)) == kept

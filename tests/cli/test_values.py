@@ -85,11 +85,7 @@ def test_json_has_statistics_and_histogram(filled: str) -> None:
         (("bare", "x"), 4, "its value is a single leaf"),
         (("policy", "-o", "x.txt"), 2, "-o writes .npy, .pt, .pth, .safetensors"),
         (("policy", "-o", "x.npy"), 3, "has 2 leaves and 1 object (layer/w, layer/b, step"),
-        (
-            ("policy", "step", "-o", "x.npy"),
-            3,
-            "'step' of 'policy' is no tensor, and this file takes one: without",
-        ),
+        (("policy", "step", "-o", "x.npy"), 3, "'step' of 'policy' is no tensor, and this file takes one: without"),
         (("policy", "layer", "-o", "x.npy"), 3, "has 2 leaves (layer/w, layer/b), and this file takes a single tensor"),
         (("policy", "-o", "x.safetensors"), 3, "safetensors has nothing for it; write a .pt file"),
         (("policy", "--bins", "0"), 2, "--bins"),

@@ -70,10 +70,7 @@ def of_one_rank() -> dict[str, Any]:
 
 
 def of_two_ranks() -> dict[str, Any]:
-    return {
-        "same": {"w": torch.ones(6), "n": 3},
-        "sharded": {"t": torch.arange(40.0).reshape(10, 4)},
-    }
+    return {"same": {"w": torch.ones(6), "n": 3}, "sharded": {"t": torch.arange(40.0).reshape(10, 4)}}
 
 
 def converted(path: str, **options: Any) -> Any:

@@ -15,15 +15,7 @@ from memstore import Snapshot, StateDict
 from memstore.convert import convert
 from memstore.integrations import dcp as own_dcp
 
-FLAT = (
-    "dcp",
-    "huggingface",
-    "memmap",
-    "memstore-dcp",
-    "safetensors",
-    "snapshot",
-    "torch",
-)  # tensors by name
+FLAT = ("dcp", "huggingface", "memmap", "memstore-dcp", "safetensors", "snapshot", "torch")  # tensors by name
 NESTED = ("dcp", "memstore-dcp", "snapshot", "torch")  # and dicts of them, and objects
 
 

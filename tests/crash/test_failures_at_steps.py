@@ -89,14 +89,7 @@ def _prepare(store: memstore.Store, operation: Operation) -> object:
 
 
 def _fail(
-    store: memstore.Store,
-    name: str,
-    names: list[str],
-    number: int,
-    failure: BaseException,
-    *,
-    after: bool,
-    what: str,
+    store: memstore.Store, name: str, names: list[str], number: int, failure: BaseException, *, after: bool, what: str
 ) -> tuple[BaseException | None, str]:
     """Performs an operation that fails at a step. Returns what it raised, and what became of it."""
     operation = OPERATIONS[name]

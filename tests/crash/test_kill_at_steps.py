@@ -85,10 +85,7 @@ def test_disk_is_written_before_the_catalog_says_so(disk_store: memstore.Store) 
             lambda names: names.count("mutex_lock") == 1 and _booked(names) == ["lock_exclusive", "write_at"],
         ),
         ("map-ahead", lambda names: names.index("allocate") < names.index("map_shared") < names.index("write_at")),
-        (
-            "mapped-ahead",
-            lambda names: "map_shared" not in names and _booked(names) == ["lock_exclusive", "write_at"],
-        ),
+        ("mapped-ahead", lambda names: "map_shared" not in names and _booked(names) == ["lock_exclusive", "write_at"]),
         ("book-held", lambda names: _booked(names) == ["lock_exclusive", faults.COMMIT, "write_at"]),
         ("book-another", lambda names: _booked(names) == ["lock_exclusive", "write_at", "unlock"]),
         ("abandon-ahead", lambda names: "lock_exclusive" not in names[: names.index("mutex_unlock")]),
@@ -365,11 +362,7 @@ FULL = pytest.mark.full
 )
 @pytest.mark.parametrize("durability", ["process", pytest.param("disk", marks=FULL)])
 def test_kill_at_each_system_call(
-    name: str,
-    durability: str,
-    first: First,
-    request: pytest.FixtureRequest,
-    server: ForkServer,
+    name: str, durability: str, first: First, request: pytest.FixtureRequest, server: ForkServer
 ) -> None:
     store: memstore.Store = request.getfixturevalue("store" if durability == "process" else "disk_store")
     operation = OPERATIONS[name]

@@ -50,10 +50,7 @@ def crash_in_put_many(root: str, keys: tuple[str, ...], synced: int) -> None:
 
 
 def put_and_die(root: str, keys: tuple[str, ...], synced: int) -> None:
-    with (
-        memstore.open(root) as store,
-        faults.at_step(synced, faults.die, after=True, names=frozenset({"sync_data"})),
-    ):
+    with memstore.open(root) as store, faults.at_step(synced, faults.die, after=True, names=frozenset({"sync_data"})):
         store.put_many(batch(1, *keys))
 
 

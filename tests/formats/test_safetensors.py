@@ -67,11 +67,7 @@ def store_order(path: Path) -> list[str]:
 def test_a_tensor_between_elements_is_copied(store: memstore.Store, folder: Path) -> None:
     """The format does not say where data starts; torch wants whole elements."""
     data = bytes(range(1, 26))
-    header = {
-        "u": entry("U8", [1], [0, 1]),
-        "f": entry("F32", [2], [1, 9]),
-        "d": entry("F64", [2], [9, 25]),
-    }
+    header = {"u": entry("U8", [1], [0, 1]), "f": entry("F32", [2], [1, 9]), "d": entry("F64", [2], [9, 25])}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     got = attach_and_read(store, file_of(folder / "odd.safetensors", text, data))

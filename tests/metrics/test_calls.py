@@ -153,13 +153,7 @@ def test_each_call_is_a_span_within_the_one_around_it(root: str, tmp_path: Path)
             store.put_many({"a": 1, "b": 2})
         memstore.Snapshot.take(tmp_path / "one", {"model": model}).restore({"model": model})
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    assert set(spans) == {
-        "step",
-        "memstore.put",
-        "memstore.get",
-        "memstore.take",
-        "memstore.restore",
-    }
+    assert set(spans) == {"step", "memstore.put", "memstore.get", "memstore.take", "memstore.restore"}
     get, step = spans["memstore.get"], spans["step"]
     assert dict(get.attributes) == {"memstore.root": root, "memstore.key": "policy", "memstore.nbytes": 80_000}
     assert get.parent.span_id == step.context.span_id

@@ -48,14 +48,7 @@ def test_the_wheel_says_what_it_needs(archives: Archives) -> None:
     assert {line.partition(", ")[0] for line in said.get_all("Project-URL", [])} >= {"Repository", "Changelog"}
     assert said["License-Expression"] == "BSD-3-Clause"
     needed = [Requirement(line) for line in said.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert {one.name for one in needed} == {
-        "torch",
-        "tensordict",
-        "lmdb",
-        "msgspec",
-        "xxhash",
-        "numpy",
-    }
+    assert {one.name for one in needed} == {"torch", "tensordict", "lmdb", "msgspec", "xxhash", "numpy"}
     assert {"cli", "cluster", "test"} <= set(said.get_all("Provides-Extra", []))
     assert "memstore = memstore.cli:main" in archives.read(f"{INFO}/entry_points.txt")
 

@@ -528,10 +528,7 @@ def test_arguments_that_are_none_make_nothing(
 
 @pytest.mark.parametrize(
     ("numbers", "message"),
-    [
-        ((0.0, 1, 1.0), "samples_per_insert is a number above 0"),
-        ((float("inf"), 1, 2.0), "samples_per_insert"),
-    ],
+    [((0.0, 1, 1.0), "samples_per_insert is a number above 0"), ((float("inf"), 1, 2.0), "samples_per_insert")],
 )
 def test_numbers_that_make_no_rate_limiter(numbers: tuple[float, int, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

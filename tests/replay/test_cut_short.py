@@ -60,9 +60,7 @@ OPERATIONS = {
     "update": Operation("prioritized", lambda buffer: buffer.update_priority([0, 3, 5], [4.0, 5.0, 6.0]), (OLD,)),
     "sample": Operation("prioritized", lambda buffer: buffer.sample(3), (OLD,)),
     "open": Operation(
-        "uniform",
-        lambda buffer: memstore.ReplayBuffer(memstore.open(ring_root(buffer)), buffer.key),
-        (OLD,),
+        "uniform", lambda buffer: memstore.ReplayBuffer(memstore.open(ring_root(buffer)), buffer.key), (OLD,)
     ),
 }
 

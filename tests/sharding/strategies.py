@@ -66,9 +66,7 @@ def placements(ndim: int) -> st.SearchStrategy[Any]:
         return st.builds(Replicate)
     dims = st.integers(-ndim, ndim - 1)
     return st.one_of(
-        st.builds(Replicate),
-        st.builds(Shard, dims),
-        st.builds(_StridedShard, dims, split_factor=st.integers(1, 5)),
+        st.builds(Replicate), st.builds(Shard, dims), st.builds(_StridedShard, dims, split_factor=st.integers(1, 5))
     )
 
 

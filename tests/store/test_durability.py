@@ -26,11 +26,7 @@ from tests.support import faults
 
 pytestmark = pytest.mark.embedded
 
-VALUES = {
-    "inline": torch.arange(3),
-    "small": torch.arange(1000),
-    "large": torch.zeros(3 << 20, dtype=torch.uint8),
-}
+VALUES = {"inline": torch.arange(3), "small": torch.arange(1000), "large": torch.zeros(3 << 20, dtype=torch.uint8)}
 
 
 class Disk:

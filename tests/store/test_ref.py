@@ -320,10 +320,7 @@ def test_a_ref_whose_store_was_replaced_while_it_was_open_is_told(scratch: str) 
         shutil.rmtree(scratch)
         with open_store(scratch) as other:
             other.put("key", torch.zeros(5000))
-            for call, why in (
-                (ref.get, "was replaced meanwhile"),
-                (lambda: pickle.loads(sent), "another store"),
-            ):
+            for call, why in ((ref.get, "was replaced meanwhile"), (lambda: pickle.loads(sent), "another store")):
                 with pytest.raises(memstore.VersionGoneError, match=f"'key'.* {scratch} .*{why}") as caught:
                     call()
                 assert caught.value.key == "key"

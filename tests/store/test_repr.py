@@ -259,9 +259,7 @@ def test_the_module_shows_what_users_call() -> None:
 
 
 # All that a page imports from, beside memstore itself.
-PACKAGES = [
-    *("aio", "convert", "deferred_init", "fake", "integrations.dcp", "integrations.torchstore"),
-]
+PACKAGES = [*("aio", "convert", "deferred_init", "fake", "integrations.dcp", "integrations.torchstore")]
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -123,11 +123,7 @@ BAD: dict[str, list[Operation]] = {
     "a put that expected another version": [put("a", 0, 1, 1), put("b", 2, 3, 3, expect=2)],
     "two puts that expected there to be none": [put(a, 0, 9, v, expect=0) for a, v in (("a", 1), ("b", 2))],
     "a wait that overlooked a put": [put("a", 0, 1, 1), put("b", 2, 3, 2), wait(1, 4, 9)],
-    "a wait that overlooked a put of an unknown version": [
-        put("a", 0, 1),
-        wait(1, 2, 3),
-        get("a", 4, 5, 2),
-    ],
+    "a wait that overlooked a put of an unknown version": [put("a", 0, 1), wait(1, 2, 3), get("a", 4, 5, 2)],
     "no room for a version": [put("a", 0, 1), put("b", 2, 3, 1)],
     "a wait that found an old one": [put("a", 0, 1, 1), wait(1, 2, 3, 1)],
 }

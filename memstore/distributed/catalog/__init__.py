@@ -6,14 +6,7 @@ tables  the tables of one transaction, and how one is run
 
 from __future__ import annotations
 
-from memstore.distributed.catalog.rows import (
-    Copy,
-    change_of,
-    checked,
-    entry_of,
-    record_of,
-    standing_of,
-)
+from memstore.distributed.catalog.rows import Copy, change_of, checked, entry_of, record_of, standing_of
 from memstore.distributed.catalog.tables import CatalogTables, MustChange, look, look_or_run, run
 
 __all__ = [

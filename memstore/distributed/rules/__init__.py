@@ -22,11 +22,7 @@ sharded    sharded puts: what the owner of their key answers, and how a rank doe
 
 from __future__ import annotations
 
-from memstore.distributed.rules.client import (
-    Client,
-    DeadlinePassed,
-    failed_of,
-)
+from memstore.distributed.rules.client import Client, DeadlinePassed, failed_of
 from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, HostLease
 from memstore.distributed.rules.index import Index, Unnoted
@@ -107,15 +103,7 @@ from memstore.distributed.rules.nouns import (
 )
 from memstore.distributed.rules.owning import answer_again, dispose, keep_answer, passing_over, session_of
 from memstore.distributed.rules.promotion import NotPromoted
-from memstore.distributed.rules.reading import (
-    is_unsealed,
-    look_up,
-    page,
-    read_all,
-    wait_any,
-    wait_any_of,
-    wait_there,
-)
+from memstore.distributed.rules.reading import is_unsealed, look_up, page, read_all, wait_any, wait_any_of, wait_there
 from memstore.distributed.rules.relays import Tree, Trees
 from memstore.distributed.rules.replicas import Fetch, Settle
 from memstore.distributed.rules.returning import FormerEntry, FormerRoot

@@ -396,11 +396,7 @@ class Client:
             log.warning("%s", str(error))
 
     def _report(
-        self,
-        standing: Standing,
-        owner: Member,
-        puts: Sequence[tuple[bytes, int]],
-        grants: Mapping[bytes, Grant],
+        self, standing: Standing, owner: Member, puts: Sequence[tuple[bytes, int]], grants: Mapping[bytes, Grant]
     ) -> Steps[dict[bytes, Failed]]:
         """Tells the owner what this host keeps. Returns the keys that are on no second host, and why."""
         missing: dict[bytes, Failed] = {}
@@ -692,8 +688,7 @@ def unavailable(what: bytes, owner: Asked, why: DeadlinePassed) -> HomeUnavailab
     """
     key = what.decode(errors="replace")
     return HomeUnavailableError(
-        f"{key!r}: {no_answer(owner, why)}, and nothing was changed: {_what_to_do(owner)}",
-        key=key,
+        f"{key!r}: {no_answer(owner, why)}, and nothing was changed: {_what_to_do(owner)}", key=key
     )
 
 

@@ -260,11 +260,7 @@ def _watch(client: Client, standing: Standing, group: bytes) -> Steps[None]:
 
 
 def page(
-    client: Client,
-    prefix: bytes,
-    after: bytes,
-    limit: int = ROWS_LIMIT,
-    silent: dict[bytes, Member] | None = None,
+    client: Client, prefix: bytes, after: bytes, limit: int = ROWS_LIMIT, silent: dict[bytes, Member] | None = None
 ) -> Steps[list[tuple[bytes, int]]]:
     """Returns the next keys in order, with their versions, of all members in one epoch. Empty: there are no more.
 

@@ -54,17 +54,7 @@ from memstore.distributed.rules.recovery import (
     noted,
     tell_keepers,
 )
-from memstore.distributed.rules.steps import (
-    Lent,
-    Steps,
-    Tables,
-    own_standing,
-    pause,
-    send,
-    send_all,
-    transact,
-    view,
-)
+from memstore.distributed.rules.steps import Lent, Steps, Tables, own_standing, pause, send, send_all, transact, view
 from memstore.errors import CorruptionError
 
 RATE = 128 << 20  # bytes a second that are copied in the background, at most

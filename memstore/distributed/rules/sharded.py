@@ -49,14 +49,7 @@ from memstore.distributed.rules.messages import (
     Renew,
 )
 from memstore.distributed.rules.nouns import Change, Grant, Member, Standing, group_of
-from memstore.distributed.rules.owning import (
-    admit,
-    answer_again,
-    apply,
-    are_strange,
-    give_back,
-    keep_answer,
-)
+from memstore.distributed.rules.owning import admit, answer_again, apply, are_strange, give_back, keep_answer
 from memstore.distributed.rules.recovery import ToKeep, keep, tell_keepers
 from memstore.distributed.rules.steps import Lent, Steps, Tables, own_standing, pause, send, transact, view
 from memstore.engine import AttemptOutcome, Failure, FailureDetails, PendingPart, attempts

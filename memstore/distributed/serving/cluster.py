@@ -185,12 +185,7 @@ class Cluster:
         return remove_member(self, host, force=force, timeout=timeout).address
 
     def drain(
-        self,
-        host: str,
-        *,
-        to: str = "",
-        timeout: float = 600.0,
-        progress: Callable[[int, int], None] | None = None,
+        self, host: str, *, to: str = "", timeout: float = 600.0, progress: Callable[[int, int], None] | None = None
     ) -> str:
         """Moves all that a host has to others, and lets it leave the cluster then. Returns its address.
 

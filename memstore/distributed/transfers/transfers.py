@@ -606,14 +606,7 @@ class Transfers:
             )
 
     def _absent(
-        self,
-        key: bytes,
-        record: Record,
-        pinned: Pinned | None,
-        seconds: float,
-        deadline: float,
-        *,
-        may_lock: bool,
+        self, key: bytes, record: Record, pinned: Pinned | None, seconds: float, deadline: float, *, may_lock: bool
     ) -> MappedEntry | None:
         root = self._root
         size = mapped_size(record, record.segments)

@@ -211,11 +211,7 @@ def make_header(
     end = 0
     for name, dtype, shape, nbytes in tensors:
         start, end = end, end + nbytes
-        entries[name] = {
-            "dtype": SAFETENSORS_DTYPES[dtype],
-            "shape": list(shape),
-            "data_offsets": [start, end],
-        }
+        entries[name] = {"dtype": SAFETENSORS_DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % _DATA_ALIGNMENT)
     if len(text) > HEADER_LIMIT:

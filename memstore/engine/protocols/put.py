@@ -96,11 +96,7 @@ from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
 from memstore.engine.sync.primitives import deadline_after
 from memstore.engine.usage import OneOfMany, is_full, one_of_many
-from memstore.errors import (
-    CorruptionError,
-    MemstoreError,
-    StoreFullError,
-)
+from memstore.errors import CorruptionError, MemstoreError, StoreFullError
 
 Result = TypeVar("Result")
 

@@ -21,13 +21,7 @@ from memstore.engine.protocols.sweep import close_unlinked, sweep_all
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.engine.usage import is_full, resource_errors
-from memstore.errors import (
-    MemstoreError,
-    QuotaExceededError,
-    StoreFullError,
-    StoreTimeoutError,
-    VersionConflictError,
-)
+from memstore.errors import MemstoreError, QuotaExceededError, StoreFullError, StoreTimeoutError, VersionConflictError
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")

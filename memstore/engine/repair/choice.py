@@ -41,14 +41,7 @@ from memstore.engine.format.records import (
     encode_extents,
 )
 from memstore.engine.protocols.history import count_within
-from memstore.engine.repair.salvage import (
-    MergeFound,
-    OldCatalog,
-    SegmentFile,
-    by_version,
-    is_part,
-    merged,
-)
+from memstore.engine.repair.salvage import MergeFound, OldCatalog, SegmentFile, by_version, is_part, merged
 
 # --- what is kept of a member of a cluster ---------------------------------------------------------------------------
 

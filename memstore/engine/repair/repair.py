@@ -41,20 +41,9 @@ from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.mapping import LockFile, OwnedFile
 from memstore.engine.files.segments import other_size, write_slots
 from memstore.engine.format.headers import HeaderSlots
-from memstore.engine.format.records import (
-    LIVE,
-    RETIRED,
-    Record,
-    SegmentExtent,
-)
+from memstore.engine.format.records import LIVE, RETIRED, Record, SegmentExtent
 from memstore.engine.repair.choice import Choice, IsJoining, Mend
-from memstore.engine.repair.salvage import (
-    MergeFound,
-    OldCatalog,
-    SegmentFile,
-    read_catalog,
-    read_segments,
-)
+from memstore.engine.repair.salvage import MergeFound, OldCatalog, SegmentFile, read_catalog, read_segments
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import check_filesystem, lockers_of
 from memstore.engine.root.folder import CATALOG, CLUSTER, DOORBELL, LOCK, SEGMENTS, SETTINGS, Settings

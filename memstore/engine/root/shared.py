@@ -38,14 +38,7 @@ from memstore.engine.format.records import Record, SegmentExtent
 from memstore.engine.root import folder
 from memstore.engine.root.filesystem import TMPFS, check_filesystem, filesystem_name, is_network
 from memstore.engine.root.folder import SHARED, Settings, Shared, encode_settings
-from memstore.engine.root.storage import (
-    OPEN_AGAIN,
-    PlacedSegment,
-    RetiredRow,
-    StorageDriver,
-    StorePaths,
-    mapped_size,
-)
+from memstore.engine.root.storage import OPEN_AGAIN, PlacedSegment, RetiredRow, StorageDriver, StorePaths, mapped_size
 from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import (
     NotAStoreError,

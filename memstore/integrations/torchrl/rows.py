@@ -254,7 +254,6 @@ class WholeRows:
 # --- The journal -----------------------------------------------------------------------------------------------------
 
 
-RowArray = np.ndarray[Any, Any]
 Words = np.ndarray[Any, np.dtype[np.int64]]
 
 READS_ARE_ORDERED = platform.machine() in ("x86_64", "AMD64")

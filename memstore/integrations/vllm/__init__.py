@@ -13,12 +13,7 @@ from memstore._threads import between_forks, late_names
 from memstore._wording import offered
 
 if TYPE_CHECKING:
-    from memstore.integrations.vllm.trainer import (
-        LocalClient,
-        MemstoreTrainer,
-        MemstoreTrainerInitInfo,
-        update_workers,
-    )
+    from memstore.integrations.vllm.trainer import LocalClient, MemstoreTrainer, MemstoreTrainerInitInfo, update_workers
     from memstore.integrations.vllm.worker import MemstoreInitInfo, MemstoreUpdateInfo, MemstoreWorker
 
 BACKEND = "memstore"

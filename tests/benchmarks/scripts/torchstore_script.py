@@ -96,12 +96,7 @@ class Script:
         return taken
 
     def _call(self, order: Order) -> Awaitable[Any]:
-        ts, key, value, target = (
-            self.ts,
-            f"{KEY}.{order.value}",
-            self.values[order.value],
-            self.targets[order.value],
-        )
+        ts, key, value, target = (self.ts, f"{KEY}.{order.value}", self.values[order.value], self.targets[order.value])
         calls: dict[tuple[bool, str], Callable[[], Awaitable[Any]]] = {
             (False, "put"): lambda: ts.put(key, value),
             (False, "get"): lambda: ts.get(key),

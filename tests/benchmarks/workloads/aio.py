@@ -67,13 +67,7 @@ def measure(session: Session) -> Workload:
 
 def _calls(id: str, title: str, laps: Laps) -> Series:
     figures = [
-        Figure(
-            name,
-            "memstore",
-            spread(samples.all()),
-            len(samples.all()),
-            ratio=samples.ratio_to(laps.blocking),
-        )
+        Figure(name, "memstore", spread(samples.all()), len(samples.all()), ratio=samples.ratio_to(laps.blocking))
         for name, samples in ((BLOCKING, laps.blocking), (AWAITED, laps.awaited))
     ]
     return Series(id, title, "s", figures, reference=BLOCKING)

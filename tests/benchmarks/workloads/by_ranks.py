@@ -21,12 +21,7 @@ NAMES = tuple(f"layers.{number}.weight" for number in range(TENSORS))
 LOOKS = 16  # places of each tensor that are compared within a lap
 VALUES = 1 << 20  # random whole numbers below; with a step added they are exact in float32
 # What a rank would import by itself, in the middle of its first lap.
-PRELOAD = (
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "memstore.store.sharded",
-    __name__,
-)
+PRELOAD = ("torch._dynamo", "torch.distributed.checkpoint", "memstore.store.sharded", __name__)
 
 
 class Plan(NamedTuple):

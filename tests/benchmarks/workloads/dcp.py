@@ -9,12 +9,7 @@ import torch
 
 from tests.benchmarks.measure import Contestant, compare
 from tests.benchmarks.peers.checkpoints import WarmMemory, remove
-from tests.benchmarks.peers.dcp_storages import (
-    DcpStorage,
-    FileSystemStorage,
-    HuggingFaceStorage,
-    MemstoreStorage,
-)
+from tests.benchmarks.peers.dcp_storages import DcpStorage, FileSystemStorage, HuggingFaceStorage, MemstoreStorage
 from tests.benchmarks.report import Series, Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import at_most, nbytes, times_faster

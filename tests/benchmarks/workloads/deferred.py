@@ -43,7 +43,7 @@ def measure(session: Session) -> Workload:
         ],
         notes=[
             f"A shard is {shard / MIB:.0f} MiB. The goal for a snapshot is {OPENINGS} times what safetensors' load_file"
-            " takes for its file, which it maps.",
+            " takes for its file, which it maps."
         ],
     )
 

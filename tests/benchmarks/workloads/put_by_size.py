@@ -59,13 +59,7 @@ def measure(session: Session) -> Workload:
 def _goals(what: str, figures: list[Figure]) -> list[Goal]:
     """Bandwidths, whose ratios are times: how often a put fits into the time of `save_file` and a rename."""
     return [
-        Goal(
-            f"{what} of {amount(figure.x, 'B')}, against {figure.name}",
-            figure.ratio,
-            ">=",
-            1.0,
-            "x",
-        )
+        Goal(f"{what} of {amount(figure.x, 'B')}, against {figure.name}", figure.ratio, ">=", 1.0, "x")
         for figure in figures
         if figure.name == SafetensorsRenamed.name and figure.ratio is not None and figure.x and figure.x <= MEDIUM
     ]

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.benchmarks.measure import Contestant, compare
-from tests.benchmarks.peers.priorities import (
-    SHAPES,
-    CpprbAlone,
-    CpprbPriorities,
-    PriorityPeer,
-    Rows,
-    StorePriorities,
-)
+from tests.benchmarks.peers.priorities import SHAPES, CpprbAlone, CpprbPriorities, PriorityPeer, Rows, StorePriorities
 from tests.benchmarks.report import Goal, Series, Workload
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads.put_get import at_most

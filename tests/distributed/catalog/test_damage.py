@@ -160,10 +160,7 @@ def test_other_rows_are_looked_at_past_damaged_ones(folder: str) -> None:
                 tables.copy(b"elsewhere"),
             ]
 
-        assert look(root, read, deadline_after(10)) == [
-            *([b"another"], [b"second"], [b"second"]),
-            *([91], [], None),
-        ]
+        assert look(root, read, deadline_after(10)) == [*([b"another"], [b"second"], [b"second"]), *([91], [], None)]
 
 
 @pytest.mark.parametrize("table", [tables.LENT, "segments"])

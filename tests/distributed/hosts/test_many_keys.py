@@ -20,10 +20,7 @@ def test_a_hundred_thousand_keys_on_each_host(tmp_path_factory: pytest.TempPathF
     reason = why_unavailable()
     if reason:
         pytest.skip(reason)
-    with (
-        Hosts(4, shm_bytes=1 << 30) as machines,
-        empty(machines, tmp_path_factory.mktemp("many")) as hosts,
-    ):
+    with Hosts(4, shm_bytes=1 << 30) as machines, empty(machines, tmp_path_factory.mktemp("many")) as hosts:
         for number in range(3):
             hosts.serve(number)
         hosts.wait_at(range(3), 3)

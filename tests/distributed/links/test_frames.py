@@ -32,13 +32,7 @@ def message(call: int, milliseconds: int, size: int, byte: int) -> Message:
 
 
 messages = st.lists(
-    st.builds(
-        message,
-        st.integers(1, (1 << 64) - 1),
-        st.integers(0, NO_LIMIT),
-        sizes,
-        st.integers(0, 255),
-    ),
+    st.builds(message, st.integers(1, (1 << 64) - 1), st.integers(0, NO_LIMIT), sizes, st.integers(0, 255)),
     max_size=6,
     unique_by=lambda one: one.call,
 )

@@ -20,17 +20,10 @@ from tests.distributed.rdma.actions import MIB
 from tests.support.fork_server import Worker
 from tests.support.hosts import Hosts, why_unavailable
 
-pytestmark = [
-    pytest.mark.full,
-    pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed"),
-]
+pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")]
 
 OWNER, READER, OTHER = range(3)
-PLANES = [
-    ("--transport", "monarch"),
-    ("--transport", "monarch", "--no-owner"),
-    ("--transport", "tcp", "--no-owner"),
-]
+PLANES = [("--transport", "monarch"), ("--transport", "monarch", "--no-owner"), ("--transport", "tcp", "--no-owner")]
 LARGE = 48  # MiB: a transfer of it can be met in its middle
 
 

@@ -80,13 +80,7 @@ def test_where_monarch_does_not_start_all_goes_over_tcp(agents: Agents, tmp_path
     (tmp_path / "broken/monarch/__init__.py").write_text("raise ImportError('a library is missing')")
     there = agents.start("there", "--transport", "monarch")
     here = agents.serve(
-        "here",
-        "--transport",
-        "monarch",
-        "--no-owner",
-        join=there,
-        members=2,
-        PYTHONPATH=f"{tmp_path}/broken:{SOURCES}",
+        "here", "--transport", "monarch", "--no-owner", join=there, members=2, PYTHONPATH=f"{tmp_path}/broken:{SOURCES}"
     )
     wait_for(here.root, "monarch", "tcp")
     eventually(lambda: "sends bytes over TCP: a library is missing" in here.log(), "it says so")

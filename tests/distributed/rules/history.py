@@ -105,12 +105,7 @@ def _search(operations: Sequence[Operation], versions: dict[int, int]) -> Operat
 
 
 def _apply(
-    operation: Operation,
-    value: int | None,
-    largest: int,
-    sure: int | None,
-    gone: int | None,
-    versions: dict[int, int],
+    operation: Operation, value: int | None, largest: int, sure: int | None, gone: int | None, versions: dict[int, int]
 ) -> list[tuple[int | None, int, int | None, int | None]]:
     """The value, the largest version, the acknowledged value and the lost one, in all ways in which it can happen."""
     at = 0 if value is None else versions.get(value)

@@ -1583,9 +1583,7 @@ def _() -> None:
     play.put(1, b"g/own")
     place = Place(play.hosts[2].id, play.hosts[2].tables.fill(7), 1)
     (version,) = run(
-        play.world,
-        play.processes[2],
-        play.processes[2].client.commit([Change(b"g/k", b"", (place,))], 1 << 62),
+        play.world, play.processes[2], play.processes[2].client.commit([Change(b"g/k", b"", (place,))], 1 << 62)
     )
     owner, rank = play.hosts[1].tables, play.hosts[3].tables
     rank.put_backup(b"g/k", Backup(version, owner.own_groups[b"g"].number, b"", (place,)))

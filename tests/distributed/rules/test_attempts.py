@@ -6,14 +6,7 @@ from typing import Any
 
 import pytest
 
-from memstore.distributed.rules import (
-    Change,
-    Client,
-    PutPart,
-    give_up_part,
-    put_part,
-    turn,
-)
+from memstore.distributed.rules import Change, Client, PutPart, give_up_part, put_part, turn
 from memstore.distributed.rules.messages import Forgotten, GiveUp, Look, PartsChanged, Pending, Publish
 from memstore.engine import AttemptOutcome, Failure, PendingPart
 from memstore.errors import HomeUnavailableError, ShardMismatchError, UnknownOutcomeError

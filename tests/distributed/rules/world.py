@@ -649,12 +649,7 @@ class Task:
     """Steps that are under way."""
 
     def __init__(
-        self,
-        world: World,
-        host: Host,
-        steps: AnySteps,
-        is_alive: Callable[[], bool],
-        ended: Callable[[Any], None],
+        self, world: World, host: Host, steps: AnySteps, is_alive: Callable[[], bool], ended: Callable[[Any], None]
     ) -> None:
         self._world, self._host, self._tables = world, host, host.tables
         self._steps, self._is_alive, self._ended = steps, is_alive, ended

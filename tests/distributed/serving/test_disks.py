@@ -53,10 +53,7 @@ def test_what_was_acknowledged_is_there_when_all_were_killed_and_come_back(
             assert child.receive() == len(names)
             kill_all([first, second])
             child.kill()
-        again = [
-            agents.start("a", address=first.address),
-            agents.start("b", join=first, address=second.address),
-        ]
+        again = [agents.start("a", address=first.address), agents.start("b", join=first, address=second.address)]
         for agent in again:
             agent.wait_until_serving(2)
         for root in (first.root, second.root):

@@ -74,8 +74,7 @@ def test_systemd_is_told_when_it_is_ready_and_when_it_ends(agents: Agents, tmp_p
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["{folder}/none", *(pytest.param(path, marks=pytest.mark.full) for path in ("@memstore-none", "nonsense"))],
+    "path", ["{folder}/none", *(pytest.param(path, marks=pytest.mark.full) for path in ("@memstore-none", "nonsense"))]
 )
 def test_a_service_manager_that_is_gone_harms_nobody(agents: Agents, tmp_path: Path, path: str) -> None:
     agents.serve("a", NOTIFY_SOCKET=path.format(folder=tmp_path)).terminate()
@@ -87,10 +86,7 @@ def test_a_descriptor_hears_whether_it_is_ready(agents: Agents, is_refused: bool
     address = "tcp://192.0.2.1:7777" if is_refused else free_address(0)
     words = ["serve", f"{agents.folder}/a", "--address", address, "--ready-fd", str(writer)]
     with subprocess.Popen(
-        [sys.executable, "-m", "memstore", *words],
-        env=agents.environment,
-        pass_fds=[writer],
-        stderr=subprocess.PIPE,
+        [sys.executable, "-m", "memstore", *words], env=agents.environment, pass_fds=[writer], stderr=subprocess.PIPE
     ) as agent:
         os.close(writer)
         try:
@@ -140,11 +136,7 @@ def test_changes_of_members_are_told() -> None:
         (standing(1, A, B), standing(2, A, guest), "b at tcp://10.0.0.2:1 owns what it has, and no new groups"),
         (standing(1, A, B), standing(2, A, moved), "b is at tcp://10.0.0.9:1 now, and was at tcp://10.0.0.2:1"),
         (standing(1, A, B), standing(2, A), "b at tcp://10.0.0.2:1 was removed"),
-        (
-            standing(1, A, B),
-            standing(2, A, B, seed=B),
-            "the seed is tcp://10.0.0.2:1 now, and was tcp://10.0.0.1:1",
-        ),
+        (standing(1, A, B), standing(2, A, B, seed=B), "the seed is tcp://10.0.0.2:1 now, and was tcp://10.0.0.1:1"),
         (standing(2, A, is_joining=True), standing(2, A), "the keys that this root had are the cluster's now"),
         (
             standing(1, A, B),

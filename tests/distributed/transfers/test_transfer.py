@@ -24,15 +24,7 @@ from memstore.distributed.transfers.messages import HEAD, LENGTH, REQUEST_LIMIT,
 from memstore.distributed.transfers.receiving import CannotSendError, SegmentRanges, Stream, Streams, read_ranges
 from memstore.errors import CorruptionError, HomeUnavailableError
 from tests.children import Child, Wire
-from tests.distributed.transfers.wires import (
-    PlainLinks,
-    Serving,
-    Target,
-    extent_of,
-    file_of,
-    ranges_of,
-    serving,
-)
+from tests.distributed.transfers.wires import PlainLinks, Serving, Target, extent_of, file_of, ranges_of, serving
 from tests.examples import examples
 from tests.inside import root_of
 from tests.patience import give_back_until

@@ -31,18 +31,7 @@ from memstore.errors import (
     VersionConflictError,
 )
 from tests.engine import bytes_parts, bytes_store
-from tests.engine.bytes_parts import (
-    age,
-    check_rows,
-    get,
-    outcome,
-    outcomes_of,
-    part,
-    parts_of,
-    prepare,
-    rank,
-    version,
-)
+from tests.engine.bytes_parts import age, check_rows, get, outcome, outcomes_of, part, parts_of, prepare, rank, version
 from tests.engine.bytes_store import opened
 from tests.inside import counters_of, owes_recovery
 from tests.support import faults

@@ -53,11 +53,7 @@ def test_workers_act_with_what_was_sent(store: memstore.Store) -> None:
     policy = policy_of(1.0)
     scheme = MemstoreWeightSyncScheme(store, "policy")
     collector = MultiSyncCollector(
-        [make_env, make_env],
-        policy,
-        frames_per_batch=20,
-        total_frames=100,
-        weight_sync_schemes={"policy": scheme},
+        [make_env, make_env], policy, frames_per_batch=20, total_frames=100, weight_sync_schemes={"policy": scheme}
     )
     try:
         for number, batch in enumerate(collector, 1):

@@ -24,11 +24,7 @@ from vllm.config import DeviceConfig, ParallelConfig, VllmConfig, set_current_vl
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed import parallel_state
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-from vllm.model_executor.layers.linear import (
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader

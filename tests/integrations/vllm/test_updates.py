@@ -10,17 +10,7 @@ import pytest
 import torch
 
 import memstore
-from tests.integrations.vllm.engines import (
-    LAYERS,
-    Engine,
-    Offline,
-    Trained,
-    everywhere,
-    names,
-    numbers,
-    served,
-    worker,
-)
+from tests.integrations.vllm.engines import LAYERS, Engine, Offline, Trained, everywhere, names, numbers, served, worker
 
 from vllm.distributed.weight_transfer import (  # isort: skip
     HTTPVLLMWeightSyncClient,
