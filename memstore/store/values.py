@@ -173,7 +173,8 @@ def put_one(
         delta_of: the version with which it may share files; 0: the present one; None: none.
     """
     if history is not None:
-        need_history(root, deadline)
+        with resource_errors(root.path, key, root):
+            need_history(root, deadline)
     if delta_of is not None and dtype is None and not is_served(root) and root.storage.maps_at_once:
         options = PutOptions(expect, history, allow_pickle)
         version = _put_delta(root, key, name, value, delta_of, options, deadline)
@@ -214,7 +215,8 @@ def _put_delta(root: Root, key: str, name: bytes, value: Any, base: int, options
     draft = contents.draft_delta(root, name, flat, held, options.expect)
     if draft is None:
         return 0
-    need_deltas(root, deadline)
+    with resource_errors(root.path, key, root):
+        need_deltas(root, deadline)
     try:
         return put(root, [msgspec.structs.replace(draft, history=options.history)], deadline)[0]
     except BaseGone:  # it was replaced or deleted meanwhile, and nobody keeps it

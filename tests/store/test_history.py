@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from typing import Any
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 import memstore
-from memstore.errors import CrossHostError, FormatVersionError, NotServedError, VersionGoneError
+from memstore.errors import CrossHostError, FormatVersionError, NotServedError, StoreFullError, VersionGoneError
 from tests.children import Child, Wire
 from tests.inside import root_of
+from tests.support import faults
 from tests.support.equality import assert_same
 
 pytestmark = pytest.mark.embedded  # what other backends do is said by the last tests
@@ -36,6 +38,21 @@ def put_all(store: memstore.Store, kind: str, numbers: range, **options: Any) ->
 def files(store: memstore.Store) -> int:
     store.gc()
     return len(os.listdir(f"{store.root}/segments"))
+
+
+@pytest.mark.parametrize("options", [{"history": 2}, {"delta_of": True}])
+def test_the_first_such_put_says_that_the_disk_is_full(store: memstore.Store, options: dict[str, Any]) -> None:
+    """It notes in memstore.json that the store has such versions, before it does anything else."""
+
+    def fail(number: int, what: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    leaves = [torch.zeros(1 << 16) for _ in range(8)]
+    store.put("k", leaves)
+    full = faults.watching(fail, lambda *_: None, names=frozenset({"write_at"}))
+    with full, pytest.raises(StoreFullError, match="no room for 'k'"):
+        store.put("k", leaves, **options)
+    assert store.get("k", version=store.put("k", leaves, **options)) is not None
 
 
 def test_the_last_versions_are_read(store: memstore.Store, kind: str) -> None:
