@@ -1,4 +1,4 @@
-"""What calls tell of themselves: a debug line of the logger, and a `Call` for who observes this process.
+"""Reports of calls on themselves: a debug line of the logger, and a `Call` for who observes this process.
 
 A call asks once, where it begins, whether anybody wants to know (`is_wanted`); if nobody does, it reads no clock.
 Stores ask when they are opened, and not in each get. `memstore.metrics` observes, for counters and spans.

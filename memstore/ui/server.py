@@ -25,7 +25,7 @@ from memstore._version import __version__
 from memstore.engine import absolute_path
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.metrics.text import PROMETHEUS_TYPE, prometheus
-from memstore.ui.watching import EVERY, Listener, Watcher, entry
+from memstore.ui.watching import EVERY, PageListener, Watcher, entry
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -274,7 +274,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _tell_state(self, asked: dict[str, str], *, is_stream: bool) -> None:
         limit = asked.get("limit", "")
         number = min(max(int(limit), 1), _MOST_KEYS) if limit.isascii() and limit.isdigit() else _KEYS
-        listener = Listener(self.server.watcher, asked.get("prefix", ""), asked.get("after", ""), number)
+        listener = PageListener(self.server.watcher, asked.get("prefix", ""), asked.get("after", ""), number)
         if not is_stream or self.command == "HEAD":
             self._send_json(listener.state())
         elif self.server.streams.acquire(False):
@@ -285,7 +285,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._refuse(503, f"{_LISTENERS} pages are open already: close some")
 
-    def _stream(self, listener: Listener) -> None:
+    def _stream(self, listener: PageListener) -> None:
         """Sends the state once a second, until the client goes or the server ends."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")

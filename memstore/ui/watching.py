@@ -1,4 +1,4 @@
-"""What the live page shows, once a second: numbers for all who listen, a page of keys for each, and rates.
+"""The content of the live page, once a second: numbers for all who listen, a page of keys for each, and rates.
 
 What needs the maps of all processes of the host, or other hosts, is looked at every five seconds.
 """
@@ -31,7 +31,7 @@ _SHARDS = 2000
 _TIMEOUT = 5.0  # seconds
 
 
-class Rates:
+class KeyRates:
     """Growth a second of numbers, over the last ten seconds."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Watcher:
         self._look: StoreLook | None = None
         self._looked_at = self._told_at = float("-inf")
         self._found: dict[str, Any] = {}
-        self._rates = Rates()
+        self._rates = KeyRates()
         self._row_keys: tuple[str, ...] = ()
         self._searched_at = float("-inf")
 
@@ -93,7 +93,7 @@ class Watcher:
         try:
             return self.use(self._summary)
         except (MemstoreError, OSError) as error:
-            self._rates, self._row_keys, self._searched_at = Rates(), (), float("-inf")
+            self._rates, self._row_keys, self._searched_at = KeyRates(), (), float("-inf")
             self._look, self._told_at = None, float("-inf")
             return {"at": time.time(), "root": self.root, "gone": str(error)}
 
@@ -157,7 +157,7 @@ class Watcher:
         return [asdict(one) for page in pages for one in page if one.key in wanted and one.capacity is not None]
 
 
-class Listener:
+class PageListener:
     """One who watches a page of keys.
 
     Args:
@@ -168,7 +168,7 @@ class Listener:
 
     def __init__(self, watcher: Watcher, prefix: str, after: str, limit: int) -> None:
         self._watcher, self._prefix, self._after, self._limit = watcher, prefix, after, limit
-        self._rates = Rates()
+        self._rates = KeyRates()
         self._versions: dict[str, int] = {}
         self._changes: dict[str, float] = {}
 

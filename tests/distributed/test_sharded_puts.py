@@ -300,16 +300,23 @@ def test_an_attempt_ends_when_its_group_is_handed_over(cluster: Cluster) -> None
     assert versions[0] == versions[1] and isinstance(versions[0], int)
 
 
-def test_a_reader_gets_the_boxes_that_it_needs_and_no_more(cluster: Cluster, monkeypatch: Any) -> None:
-    key, sent = cluster.key(0), list[int]()
-    together([put(cluster, key, rank, rank) for rank in (0, 1)])
-    send_all: Callable[..., None] = sending.send_all
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each answer that a host sends."""
+    found, send_all = list[int](), sending.send_all
 
     def count(stream: Any, parts: Sequence[memoryview]) -> None:
-        sent.append(sum(map(len, parts)))
+        found.append(sum(map(len, parts)))
         send_all(stream, parts)
 
     monkeypatch.setattr(sending, "send_all", count)
+    return found
+
+
+def test_a_reader_gets_the_boxes_that_it_needs_and_no_more(cluster: Cluster, sent: list[int]) -> None:
+    key = cluster.key(0)
+    together([put(cluster, key, rank, rank) for rank in (0, 1)])
+    sent.clear()
     own = TensorShard(torch.zeros(ROWS, COLUMNS), (2 * ROWS, COLUMNS), (0, 0))
     assert torch.equal(cluster.stores[0].get(key, like={"w": own})["w"].local, whole(2)[:ROWS])
     assert not sent
@@ -318,16 +325,10 @@ def test_a_reader_gets_the_boxes_that_it_needs_and_no_more(cluster: Cluster, mon
     assert ROWS * 10 * 4 <= sum(sent) <= ROWS * 10 * 4 + 256
 
 
-def test_a_state_dict_of_which_a_reader_has_a_part_is_fetched_once_and_cast(cluster: Cluster, monkeypatch: Any) -> None:
-    key, sent = cluster.key(0), list[int]()
+def test_a_state_dict_of_which_a_reader_has_a_part_is_fetched_once_and_cast(cluster: Cluster, sent: list[int]) -> None:
+    key = cluster.key(0)
     together([put(cluster, key, rank, rank) for rank in (0, 1)])
-    send_all: Callable[..., None] = sending.send_all
-
-    def count(stream: Any, parts: Sequence[memoryview]) -> None:
-        sent.append(sum(map(len, parts)))
-        send_all(stream, parts)
-
-    monkeypatch.setattr(sending, "send_all", count)
+    sent.clear()
     columns = TensorShard(torch.zeros(2 * ROWS, 10).bfloat16(), (2 * ROWS, COLUMNS), (0, 20))
     target: dict[str, Any] = {"w": columns, "other": torch.zeros(3)}
     found = fill_common(cluster.stores[0], key, target)

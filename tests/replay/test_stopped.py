@@ -85,7 +85,8 @@ def test_a_writer_that_is_killed_in_a_row_leaves_it_unsampled(root: str) -> None
         check_whole(store, buffer)
 
 
-def test_rows_that_wait_for_room_come_when_the_stopped_one_goes_on(root: str) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_rows_that_wait_for_room_come_when_the_stopped_one_goes_on_or_is_killed(root: str, is_killed: bool) -> None:
     with memstore.open(root) as store:
         new(store)
         with Child(_stop_in_a_row, root, 500, 5) as first:
@@ -93,21 +94,12 @@ def test_rows_that_wait_for_room_come_when_the_stopped_one_goes_on(root: str) ->
             with Child(_extend, root, 4) as second:
                 second.receive()
                 second.wait_until_it_sleeps_on_a_futex()
-                os.kill(first.pid, signal.SIGCONT)
-                assert second.receive() == [5, 6, 7, 8]
-                assert first.receive() == [0, 1, 2, 3, 4]
-
-
-def test_rows_that_wait_for_room_come_when_the_stopped_one_is_killed(root: str) -> None:
-    with memstore.open(root) as store:
-        new(store)
-        with Child(_stop_in_a_row, root, 500, 5) as first:
-            stopped(first)
-            with Child(_extend, root, 4) as second:
-                second.receive()
-                second.wait_until_it_sleeps_on_a_futex()
-                first.kill()
-                assert second.receive(20.0) == [5, 6, 7, 8]
+                if is_killed:
+                    first.kill()
+                else:
+                    os.kill(first.pid, signal.SIGCONT)
+                assert second.receive(20.0 if is_killed else 240.0) == [5, 6, 7, 8]
+                assert is_killed or first.receive() == [0, 1, 2, 3, 4]
 
 
 def _extend(wire: Wire, root: str, count: int) -> list[int]:

@@ -19,6 +19,21 @@ from memstore.sharding import Box, MeshLayout, MeshPiece, layout_of
 
 RANKS = 12
 
+# Shapes of tensors and of meshes, and placements: the odd ones of each kind.
+LAYOUTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
+    ((5, 3), (2,), (Shard(0),)),
+    ((5, 3), (4,), (Shard(-1),)),
+    ((2,), (4,), (Shard(0),)),
+    ((), (2,), (Replicate(),)),
+    ((0, 3), (2,), (Shard(1),)),
+    ((7, 4), (2, 2), (Shard(0), Shard(1))),
+    ((7, 4), (2, 2), (Shard(0), Shard(0))),
+    ((8, 3), (2, 2), (_StridedShard(0, split_factor=2), Shard(0))),
+    ((9, 3), (2, 2), (_StridedShard(0, split_factor=2), Replicate())),
+    ((4, 9), (2, 3), (Replicate(), _StridedShard(-1, split_factor=2))),
+    ((4, 5, 6), (2, 1, 2), (Shard(2), Replicate(), Shard(1))),
+)
+
 
 class Spread(NamedTuple):
     """A tensor's shape, a mesh's, and torch's placements."""

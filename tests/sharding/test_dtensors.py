@@ -23,21 +23,7 @@ import memstore
 from memstore.sharding import Box, TensorShard, local_shape, place, sharded_leaf
 from tests.children import in_a_child, in_child
 from tests.sharding.fake_world import as_rank, each_rank
-from tests.sharding.strategies import assembled, numbered
-
-LAYOUTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
-    ((5, 3), (2,), (Shard(0),)),
-    ((5, 3), (4,), (Shard(-1),)),
-    ((2,), (4,), (Shard(0),)),
-    ((), (2,), (Replicate(),)),
-    ((0, 3), (2,), (Shard(1),)),
-    ((7, 4), (2, 2), (Shard(0), Shard(1))),
-    ((7, 4), (2, 2), (Shard(0), Shard(0))),
-    ((8, 3), (2, 2), (_StridedShard(0, split_factor=2), Shard(0))),
-    ((9, 3), (2, 2), (_StridedShard(0, split_factor=2), Replicate())),
-    ((4, 9), (2, 3), (Replicate(), _StridedShard(-1, split_factor=2))),
-    ((4, 5, 6), (2, 1, 2), (Shard(2), Replicate(), Shard(1))),
-)
+from tests.sharding.strategies import LAYOUTS, assembled, numbered
 
 
 def check_layouts(layouts: tuple[Any, ...]) -> None:

@@ -15,26 +15,14 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor  # n
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.placement_types import _StridedShard
 
 import memstore
 from tests.boxed import BoxedStore, Layout, grid
 from tests.children import Child, Wire, in_a_child
 from tests.sharding.fake_world import as_rank, each_rank
+from tests.sharding.strategies import LAYOUTS
 from tests.support.equality import assert_same
 
-LAYOUTS: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]], ...] = (
-    ((5, 3), (2,), (Shard(0),)),
-    ((5, 3), (4,), (Shard(-1),)),
-    ((2,), (4,), (Shard(0),)),
-    ((), (2,), (Replicate(),)),
-    ((0, 3), (2,), (Shard(1),)),
-    ((7, 4), (2, 2), (Shard(0), Shard(1))),
-    ((7, 4), (2, 2), (Shard(0), Shard(0))),
-    ((8, 3), (2, 2), (_StridedShard(0, split_factor=2), Shard(0))),
-    ((9, 3), (2, 2), (_StridedShard(0, split_factor=2), Replicate())),
-    ((4, 5, 6), (2, 1, 2), (Shard(2), Replicate(), Shard(1))),
-)
 STORED: tuple[Layout, ...] = (grid(1), grid(3), grid(1, 2), grid(2, 2, 2))
 
 

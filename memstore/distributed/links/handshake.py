@@ -175,7 +175,7 @@ def is_proven(secret: bytes | None, greeting: bytes, introduction: bytes) -> boo
 
 
 class Wanted(NamedTuple):
-    """What a client wants: a kind of connection, and the protocol that both sides speak from then on."""
+    """The wish of a client: a kind of connection, and the protocol that both sides speak from then on."""
 
     kind: int
     protocol: int

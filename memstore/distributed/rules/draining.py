@@ -341,7 +341,7 @@ class _Round(msgspec.Struct):
 
 
 class Takeovers:
-    """What this host has taken over of members that leave, since its index process was started."""
+    """Values that this host has taken over of members that leave, since its index process was started."""
 
     def __init__(self) -> None:
         self._rounds: dict[bytes, _Round] = {}

@@ -1,4 +1,4 @@
-"""What hosts do by themselves when another one is silent: decision 031.
+"""Leases of hosts, and what a host does by itself when another one is silent: decision 031.
 
 **A deputy takes over** (`stand_in`), where a person or a launcher has allowed it (`promote_after`). Each member notes
 when it last heard its seed, by `Heartbeat` and by the questions that it has open there. A deputy that hasn't heard it

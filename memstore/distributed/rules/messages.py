@@ -826,7 +826,7 @@ class Inherited(msgspec.Struct, frozen=True, array_like=True, tag=100):
 
 
 class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
-    """What a host keeps, by the groups that were asked for.
+    """Versions that a host keeps, by the groups that were asked for.
 
     Attributes:
         after: the last key, if there is more of its group or of those behind it; empty: that was all.
@@ -837,7 +837,7 @@ class BackedUp(msgspec.Struct, frozen=True, array_like=True, tag=101):
 
 
 class Replicated(msgspec.Struct, frozen=True, array_like=True, tag=105):
-    """What became of each key: the version of which there is a replica now; 0: there is none.
+    """The outcome for each key: the version of which there is a replica now; 0: there is none.
 
     Attributes:
         nbytes: that were copied.
@@ -853,7 +853,7 @@ MAY_RETURN, STAYS_AWAY, IS_PUT_SINCE, IS_THERE = range(4)  # what becomes of a v
 
 
 class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
-    """Of each version that was offered: what becomes of it, as above. `IS_THERE`: it never was lost."""
+    """The fate of each version that was offered, as above. `IS_THERE`: it never was lost."""
 
     fates: Annotated[tuple[Annotated[int, Meta(ge=0, le=IS_THERE)], ...], Meta(max_length=ROWS_LIMIT)]
 

@@ -288,7 +288,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Returning(msgspec.Struct, frozen=True, array_like=True):
-    """What a version is that comes back: it counts only if nobody has put or deleted its key since it was lost.
+    """A version that comes back: it counts only if nobody has put or deleted its key since it was lost.
 
     Attributes:
         former: the removed member that had it.
@@ -340,7 +340,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Backup(msgspec.Struct, frozen=True, array_like=True):
-    """What a host keeps of a version that it has put, and that another host owns.
+    """A version as a host keeps it that has put it, where another host owns it.
 
     Attributes:
         number: of the grant by which the owner was asked.

@@ -1,4 +1,4 @@
-"""What owners remember of keys that aren't there any more, while removed members may come back: see `returning.py`.
+"""Owners' memory of keys that aren't there any more, while removed members may come back: see `returning.py`.
 
 A host that comes back brings versions that were lost with it. Its key may have been put and deleted since, and then
 nobody has a record of it. So each owner remembers, from the roster on that has a removed member among its `returns`:

@@ -534,7 +534,7 @@ def _keep_replicas(owner: Member, rows: tuple[tuple[bytes, Grant], ...], fetch: 
 
 
 class _Copy(msgspec.Struct):
-    """What this host is to keep: a version, and where its bytes are here."""
+    """A copy that this host is to keep: a version, and where its bytes are here."""
 
     key: bytes
     version: int
@@ -608,7 +608,7 @@ def _write(tables: Tables, owner: Member, rows: Sequence[_Copy], began: int) -> 
 
 
 class Replicas:
-    """What this host does for values that lack a replica, since its index process was started.
+    """The work of this host for values that lack a replica, since its index process was started.
 
     Args:
         clock: nanoseconds of this host's clock since boot.

@@ -174,7 +174,7 @@ class LastCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True):
-    """What is remembered of a key that isn't there: see `remembering.py`.
+    """The memory of a key that isn't there: see `remembering.py`.
 
     Attributes:
         former: the removed member with which its last version was lost; empty: it was deleted, or lost otherwise.

@@ -109,7 +109,7 @@ log = logging.getLogger("memstore")
 # --- the end of the process -------------------------------------------------------------------------------------------
 
 
-class Ended(Exception):
+class ProcessEnded(Exception):
     """Raised in a thread that finds that the process is about to end."""
 
 
@@ -206,14 +206,14 @@ class Driver:
             sealed: segments that this process has filled, and still has open.
 
         Raises:
-            Ended: the process ends.
+            ProcessEnded: the process ends.
             StoreTimeoutError, and what else a transaction raises: the steps are given up then.
         """
         try:
             action = next(steps)
             while True:
                 if self._ending.is_set:
-                    raise Ended
+                    raise ProcessEnded
                 match action:
                     case Send():
                         result: object = self._send(action)
@@ -222,7 +222,7 @@ class Driver:
                     case Pause():
                         result = None
                         if self._ending.wait(action.seconds):
-                            raise Ended
+                            raise ProcessEnded
                     case Gather():
                         result = self._gather(action)
                     case Race():
@@ -747,7 +747,7 @@ class Duties:
                 pause, trouble = work(), ""
                 if pause is None:
                     return
-            except (Ended, StoreClosedError):
+            except (ProcessEnded, StoreClosedError):
                 return
             except NotAStoreError as error:
                 self._ending.fail(Kind.LOST, str(error))

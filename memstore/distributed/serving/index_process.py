@@ -48,7 +48,7 @@ from memstore.distributed.rules import (
     replace_places,
 )
 from memstore.distributed.serving.cluster import LOST_NAMED, policy_of
-from memstore.distributed.serving.duties import Driver, Duties, Ended, Ending
+from memstore.distributed.serving.duties import Driver, Duties, Ending, ProcessEnded
 from memstore.distributed.serving.membership import Membership, name_of, own_member, remove_cluster_file
 from memstore.distributed.serving.questions import Leaving, Promote, Reported, standing_of
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
@@ -224,7 +224,7 @@ class IndexProcess:
             while not self._ending.wait(_LOOK_EVERY):
                 self._root.check_in_place()
                 self._sweep()
-        except Ended:
+        except ProcessEnded:
             pass
         finally:
             self._ending.end()
@@ -251,7 +251,7 @@ class IndexProcess:
             self._driver.run(self._index.promote(forced=request.force))
         except NotPromoted as why:
             return Refused(str(why))
-        except (Ended, MemstoreError, OSError) as error:
+        except (ProcessEnded, MemstoreError, OSError) as error:
             return Refused(f"it could not be done: {error}")
         return Done()
 
@@ -382,7 +382,7 @@ class IndexProcess:
                 if self._index.is_fenced:
                     return None
                 self._duties.note_soon()
-        except (Ended, StoreTimeoutError):
+        except (ProcessEnded, StoreTimeoutError):
             return None
         except (MemstoreError, OSError) as error:
             log.warning("%s: %s: %s", self._root.path, type(request).__name__, str(error))

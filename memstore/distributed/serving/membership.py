@@ -19,7 +19,7 @@ import msgspec
 from memstore._parsing import UNDECODABLE
 from memstore.distributed.links import Hello, Links
 from memstore.distributed.rules import Index, Meet, Member, Met, Roster, Standing, send
-from memstore.distributed.serving.duties import Driver, Ended, Ending
+from memstore.distributed.serving.duties import Driver, Ending, ProcessEnded
 from memstore.distributed.serving.questions import standing_of
 from memstore.distributed.serving.supervision import CLUSTER_FILE, Kind, News, Options, say, tell
 from memstore.engine import Root, create_file, syscalls
@@ -124,7 +124,7 @@ class Membership:
         for address in self._options.join:
             if standing is None or address in known:
                 continue
-            with contextlib.suppress(Ended):
+            with contextlib.suppress(ProcessEnded):
                 met = self._driver.run(send(address, Meet(self._member, None)))
                 if isinstance(met, Met) and met.roster is not None and met.roster.cluster != standing.roster.cluster:
                     self._ending.fail(

@@ -402,7 +402,7 @@ def _fill_pieces(stream: Stream, pieces: Pieces, deadline: float, heard: Callabl
 
 
 class _RelayedPieces:
-    """What a relay sends of a part, in pieces as it has them."""
+    """The bytes that a relay sends of a part, in pieces as it has them."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self._left = stream, 0  # bytes of the piece that is being received

@@ -219,7 +219,7 @@ class Slots:
 
 
 class SlotRead:
-    """What a slot says at one moment."""
+    """The words of a slot at one moment."""
 
     def __init__(self, words: _Words) -> None:
         found = words.tolist()
@@ -249,7 +249,7 @@ _MOST_SUMMED = 64  # ranges whose checksums are kept
 
 
 class Origin:
-    """What the index process of a host knows of the readers of its segments, and tells them. Thread-safe."""
+    """The readers of a host's segments, as its index process knows them, and what it tells them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -350,7 +350,7 @@ def store_mark(store: str) -> str:
 
 
 class DeltaHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What the header of a delta has in place of a description.
+    """The part of a delta's header that stands in place of a description.
 
     Attributes:
         description: of the whole value.

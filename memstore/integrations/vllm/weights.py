@@ -44,7 +44,7 @@ class TakenWeights(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightsPlace:
     """The key of a store under which weights lie, and how the engine calls them.
 
     Attributes:
@@ -90,7 +90,7 @@ def _version(store: Store, key: str) -> int:
         return 0
 
 
-def take_round(store: Store, place: Place, wanted: Round) -> TakenWeights:
+def take_round(store: Store, place: WeightsPlace, wanted: Round) -> TakenWeights:
     """Maps the tensors of a round. Nothing is read.
 
     Raises:

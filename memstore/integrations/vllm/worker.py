@@ -38,7 +38,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from memstore.errors import MemstoreError, NotAStoreError, PermissionDeniedError, ReadOnlyError
-from memstore.integrations.vllm.weights import Place, Round, Staging, TakenWeights, keeping, take_round
+from memstore.integrations.vllm.weights import Round, Staging, TakenWeights, WeightsPlace, keeping, take_round
 from memstore.store.store import Store
 
 logger = init_logger(f"vllm.{__name__}")  # of vLLM's own levels and form
@@ -48,7 +48,7 @@ ENVIRONMENT = "MEMSTORE_VLLM_"
 
 @dataclass
 class MemstoreInitInfo(WeightTransferInitInfo):
-    """The place of the weights. Fields as of `weights.Place`."""
+    """The place of the weights. Fields as of `weights.WeightsPlace`."""
 
     root: str
     key: str = "weights"
@@ -57,8 +57,8 @@ class MemstoreInitInfo(WeightTransferInitInfo):
     names: dict[str, str] | None = None
 
     @property
-    def place(self) -> Place:
-        return Place(self.root, self.key, self.cluster, self.prefix, self.names)
+    def place(self) -> WeightsPlace:
+        return WeightsPlace(self.root, self.key, self.cluster, self.prefix, self.names)
 
 
 @dataclass
@@ -99,7 +99,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
         super().__init__(config, vllm_config, device, model)
         self._served = model  # an update may be for a draft model
         self.version: Round | None = None
-        self._place: Place | None = None
+        self._place: WeightsPlace | None = None
         self._store: Store | None = None
         place = place_of_environment(os.environ)
         if place is not None:
@@ -154,12 +154,12 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
-    def _turn_to(self, place: Place) -> None:
+    def _turn_to(self, place: WeightsPlace) -> None:
         if place != self._place:
             self.shutdown()
             self._place, self.version = place, None
 
-    def _opened(self) -> tuple[Store, Place]:
+    def _opened(self) -> tuple[Store, WeightsPlace]:
         """Opens the store where that is to be done, also one that has come in the place of one that is gone."""
         if self._place is None:
             raise RuntimeError(
@@ -204,7 +204,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
     def _staging(self) -> Any:
         return nullcontext() if self.device.type == "cpu" else Staging(self.device)
 
-    def _load_newest(self, place: Place) -> None:
+    def _load_newest(self, place: WeightsPlace) -> None:
         """Takes the newest round, if there is one, as a worker that comes late. All ranks take that of rank 0."""
         with self._agreed(place) as wanted, set_current_vllm_config(self.vllm_config):
             if not wanted.version:
@@ -215,7 +215,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
             self.finish_weight_update()
 
     @contextmanager
-    def _agreed(self, place: Place) -> Generator[Round]:
+    def _agreed(self, place: WeightsPlace) -> Generator[Round]:
         """Gives the round that rank 0 finds, which is kept until all ranks have it."""
         group = get_world_group()
         with _newest(place) if group.rank_in_group == 0 else nullcontext(Round(0)) as wanted:
@@ -230,7 +230,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
 
 
 @contextmanager
-def _newest(place: Place) -> Generator[Round]:
+def _newest(place: WeightsPlace) -> Generator[Round]:
     """Keeps the newest round. Gives Round(0) where there is no store yet, or it can't be reached now."""
     with ExitStack() as kept:
         try:
@@ -242,7 +242,7 @@ def _newest(place: Place) -> Generator[Round]:
         yield found
 
 
-def _open_to_keep(place: Place) -> Store:
+def _open_to_keep(place: WeightsPlace) -> Store:
     """Opens a store so that versions can be pinned, where this process may write into it."""
     try:
         return place.open("r+")
@@ -259,7 +259,7 @@ def _in_order(tensors: Mapping[str, torch.Tensor], chosen: Iterable[str]) -> Ite
                 yield name, tensors[name]
 
 
-def place_of_environment(environment: Mapping[str, str]) -> Place | None:
+def place_of_environment(environment: Mapping[str, str]) -> WeightsPlace | None:
     """Returns the place that MEMSTORE_VLLM_ROOT, _KEY, _CLUSTER, _PREFIX and _NAMES (JSON) say; None: no root."""
     given = {
         name: environment.get(ENVIRONMENT + name.upper()) for name in ("root", "key", "cluster", "prefix", "names")
@@ -267,4 +267,6 @@ def place_of_environment(environment: Mapping[str, str]) -> Place | None:
     if not given["root"]:
         return None
     names = json.loads(given["names"]) if given["names"] else None
-    return Place(given["root"], given["key"] or "weights", given["cluster"] or None, given["prefix"] or "", names)
+    return WeightsPlace(
+        given["root"], given["key"] or "weights", given["cluster"] or None, given["prefix"] or "", names
+    )
