@@ -80,7 +80,7 @@ from memstore.errors import (
 
 log = logging.getLogger("memstore")
 
-MEMBER = "cluster"  # a file that members have: `distributed/serving/cluster_file.py`
+MEMBER = "cluster"  # a file that members have: `distributed/serving/membership.py`
 _TIGHT = 64 << 20  # bytes: a smaller capacity is to be kept to, also by values of a few KiB
 _REMOVED_WITHIN = 1.0  # seconds, for the lock on the folder
 CREATE = ("a", "x", "w")  # modes that create a store where there is none

@@ -499,7 +499,7 @@ def _check_named(root: str, fd: int) -> None:
 # --- a store is given up ---------------------------------------------------------------------------------------------
 
 
-AGENT_LOCK = "agent.lock"  # held by who serves the store: `distributed/serving/agent_lock.py`
+AGENT_LOCK = "agent.lock"  # held by who serves the store: `distributed/serving/supervision.py`
 AGENT_LOG = "agent.log"  # held by who starts an agent: `turn` in `distributed/serving/joining.py`
 _REMOVAL_TRIES = 1000  # processes that may be in the middle of a put
 _LEFT_BY_SERVING = {
