@@ -197,7 +197,7 @@ REASONS = {
 
 
 def choices(report: Report, plots: str) -> str:
-    """Returns the page that a reader chooses by, docs/performance.md; `plots` is where the SVG files are, from there."""
+    """Returns the page that a reader chooses by: docs/performance.md. Its plots are in the folder `plots`."""
     lines = [HEAD, *_warnings(report), *_chosen(report, plots), *_most_behind(report), *_machine(report), CROWDED]
     return "\n".join(lines).rstrip() + "\n"
 
