@@ -696,7 +696,8 @@ def abandon_save(storage: Storage, save: str) -> None:
     with contextlib.suppress(MemstoreError, OSError):
         present = present_manifest(storage)
         if present is None or present.id != save:
-            storage.remove_all([name for name in storage.names() if id_of(file_of(name)) == save])
+            names = storage.names()
+            storage.remove_all([name for name in names if id_of(file_of(name)) == save or name == sums_name(save)])
         _remove(storage, save_name(save))
 
 
@@ -718,7 +719,9 @@ def sweep_saves(path: str) -> None:
                 with storage.unless_kept(save_name(save)) as is_free:
                     if is_free:
                         for name in storage.names():
-                            if id_of(name) == save and name not in named:
+                            if (id_of(name) == save and name not in named) or (
+                                name == sums_name(save) and (present is None or present.id != save)
+                            ):
                                 storage.remove(name)
                         storage.remove(save_name(save))
 
