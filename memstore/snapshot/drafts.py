@@ -501,8 +501,8 @@ def write_files(
 # Others say who writes which boxes, as torch.distributed.checkpoint does. A planned save is a take whose ranks don't
 # know of each other, and whose snapshot takes the place of an earlier one:
 #
-#   1. each rank leaves a trace of the save (`publishing.begin_save`), and writes its file, which no manifest names. What
-#      an earlier snapshot has already, it links instead (`Base.share`)
+#   1. each rank leaves a trace of the save (`publishing.begin_save`), and writes its file, which no manifest names.
+#      What an earlier snapshot has already, it links instead (`Base.share`)
 #   2. one rank, alone in the folder, makes one part of all files, and publishes it
 #
 # A kill before the publication leaves the earlier snapshot, one after it the new one; both leave files that the next
