@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from memstore import _modes as modes
+from memstore._threads import collect_later
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, narrow_to
@@ -211,7 +212,7 @@ class FileDraft(NamedTuple):
         """
         _wait_for_devices(self.pieces)
         parts = [FilePart(0, self.header)]
-        with modes.put_aside():
+        with modes.put_aside(), collect_later():
             for piece, box in zip(self.pieces, self.boxes, strict=True):
                 make = piece.late_bytes()
                 memory = memory_of(piece.elements) if make is None else LateBytes(box.nbytes, make)
@@ -351,30 +352,34 @@ def draft(
     model: list[tuple[str, DraftPiece]] = []
     state: list[tuple[str, DraftPiece]] = []
     names = [naming.name_in_model(tensor) for tensor in tensors]
-    for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
-        shards: Sequence[Shard] = tensor.shards
-        if tensor.path in shared:
-            shards = [_shard_of(tensor.shards, box) for box in shares[rank].get(tensor.path, ())]
-        for box, elements in shards:
-            label = label_of(own or tensor.path, tensor.shape, box)
-            (model if own else state).append((label, DraftPiece(i, box, elements)))
+    with collect_later():
+        for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
+            shards: Sequence[Shard] = tensor.shards
+            if tensor.path in shared:
+                shards = [_shard_of(tensor.shards, box) for box in shares[rank].get(tensor.path, ())]
+            for box, elements in shards:
+                label = label_of(own or tensor.path, tensor.shape, box)
+                (model if own else state).append((label, DraftPiece(i, box, elements)))
     linked = SharedFiles()
     pieces = [piece for _, piece in (*model, *state)]
     if sharing is not None:
         _wait_for_devices(pieces)
         with modes.put_aside():
-            linked = sharing([_box_to_write(tensors[piece.tensor], piece) for piece in pieces])
+            with collect_later():
+                wanted = [_box_to_write(tensors[piece.tensor], piece) for piece in pieces]
+            linked = sharing(wanted)
         model, state = (
             [one for i, one in enumerate(found, start) if i not in linked.boxes]
             for found, start in ((model, 0), (state, len(model)))
         )
     files: list[FileDraft] = []
-    for group, found in (("model", model), ("state", state)):
-        if found:
-            name = file_name(group, rank, take.world_size, None if take.plain else take.id)
-            files.append(draft_file(name, len(files), found))
-    part = part_of(take, rank, values, tensors, files, shared, names)
-    return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
+    with collect_later():
+        for group, found in (("model", model), ("state", state)):
+            if found:
+                name = file_name(group, rank, take.world_size, None if take.plain else take.id)
+                files.append(draft_file(name, len(files), found))
+        part = part_of(take, rank, values, tensors, files, shared, names)
+        return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
 
 
 def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:

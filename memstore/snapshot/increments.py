@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from memstore._threads import collect_later
 from memstore.errors import CorruptionError, KeyNotFoundError
 from memstore.snapshot.buckets import is_url, open_bucket, parse_url
 from memstore.snapshot.chunks import CHUNK, SUM_SIZE, PieceSums, in_parallel, pieces_between
@@ -264,9 +265,30 @@ class Base:
 
     def _unchanged(self, rank: int, wanted: Sequence[BoxToWrite]) -> list[_Match]:
         """Compares the boxes with those of the base, several at once. Returns those that are equal."""
-        there = self._boxes(rank)
         matches: list[_Match] = []
         comparisons: list[_Comparison] = []
+        with collect_later():
+            self._match(rank, wanted, matches, comparisons)
+        changed: set[int] = set()
+
+        def compare(one: _Comparison) -> None:
+            if one.number in changed:
+                return
+            memory = memoryview(one.memory()).cast("B")
+            for i, (start, stop) in enumerate(one.pieces):
+                own = one.sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
+                if xxhash.xxh3_64_digest(memory[start:stop]) != own:
+                    changed.add(one.number)
+                    return
+
+        in_parallel(compare, comparisons, lambda _: None)
+        return [match for match in matches if match.number not in changed]
+
+    def _match(
+        self, rank: int, wanted: Sequence[BoxToWrite], matches: list[_Match], comparisons: list[_Comparison]
+    ) -> None:
+        """Finds the boxes that the base has, too, and what is to be compared of them."""
+        there = self._boxes(rank)
         for number, one in enumerate(wanted):
             match = there.get((one.path, one.dtype, one.shape, one.offsets, one.sizes))
             if match is None or match[0].nbytes != one.nbytes:
@@ -283,20 +305,6 @@ class Base:
             for i, piece in enumerate(pieces):
                 own = sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
                 comparisons.append(_Comparison(number, one.memory, [piece], own))
-        changed: set[int] = set()
-
-        def compare(one: _Comparison) -> None:
-            if one.number in changed:
-                return
-            memory = memoryview(one.memory()).cast("B")
-            for i, (start, stop) in enumerate(one.pieces):
-                own = one.sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
-                if xxhash.xxh3_64_digest(memory[start:stop]) != own:
-                    changed.add(one.number)
-                    return
-
-        in_parallel(compare, comparisons, lambda _: None)
-        return [match for match in matches if match.number not in changed]
 
     def _boxes(self, rank: int) -> dict[_BoxKey, tuple[ManifestBox, bytes]]:
         """Returns the boxes by what they are, with their sums; where several ranks have one, this rank's own."""
