@@ -122,8 +122,9 @@ class CheckpointManager:
 
     A step is saved completely, or not at all: what a job leaves that dies is neither counted nor restored, and the next
     save removes it. Several rules may keep a step. No rule removes the newest whole step, a step that somebody reads
-    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks: who
-    reads a step there that is removed gets a VersionGoneError, and what a job leaves that dies goes after a day.
+    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks:
+    there a manager that restores leaves a lease. Who reads a step without a manager gets a VersionGoneError if it is
+    removed. What a job leaves there that dies goes after a day.
 
     Args:
         root: the folder, which the first save creates; or a URL: s3://, gs://, az://.
@@ -318,7 +319,7 @@ class CheckpointManager:
             raise
         paths = [tier.path(name) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
         if not held:
-            found = [tier.hold(name) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
+            found = [tier.hold(name, reads=False) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
             held = [one for one in found if one is not None]
         return BegunSave(paths, held, heard[0].increment, any(said.signalled for said in heard))
 
