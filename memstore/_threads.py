@@ -133,7 +133,7 @@ os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, 
 
 
 _putting_off = 0  # how many bodies of `collect_later` run
-_putting_off_lock = threading.Lock()
+_putting_off_lock = threading.RLock()  # a signal may come inside
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ def _collect_in_child() -> None:
     global _putting_off, _putting_off_lock
     if _putting_off:
         gc.enable()
-    _putting_off, _putting_off_lock = 0, threading.Lock()
+    _putting_off, _putting_off_lock = 0, threading.RLock()
 
 
 around_forks(Hooks(after_in_child=_collect_in_child))
