@@ -232,6 +232,7 @@ def test_a_lease_is_put_again_and_ends_with_its_reader(
     held.close()
     assert not [name for name in objects_in(url, s3_options) if ".lease-" in name]
     held = steps.hold(saved.name)
+    assert held is not None
     monkeypatch.setattr(buckets, "_LEASE_SECONDS", -1.0)  # as if it were so old: its reader has died
     assert StepObjects(url, s3_options).remove(saved)
     held.close()
