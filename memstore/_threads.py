@@ -1,8 +1,9 @@
-"""Threads: calls that nobody awaits any more, and forks, which wait for the imports of other threads."""
+"""Threads: calls that nobody awaits any more, forks, which wait for the imports of other threads, and collections."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -133,6 +134,42 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+# --- Collections of garbage ------------------------------------------------------------------------------------------
+# A full collection looks at all objects of the process, and a process with torch has half a million of them. Whoever
+# makes many objects that stay, such as a take some dozen for each tensor, causes several of them.
+
+
+_putting_off = 0  # how many bodies of `collect_later` run
+_putting_off_lock = threading.RLock()  # a signal may come inside
+
+
+@contextlib.contextmanager
+def collect_later() -> Generator[None]:
+    """Puts off collections of cyclic garbage while the body makes many objects. It computes, and waits for nobody."""
+    global _putting_off
+    with _putting_off_lock:
+        is_ours = _putting_off > 0 or gc.isenabled()  # else it is somebody else who doesn't want any
+        _putting_off += is_ours
+        gc.disable()
+    try:
+        yield
+    finally:
+        with _putting_off_lock:
+            _putting_off -= is_ours and _putting_off > 0  # 0 in a child that was forked inside
+            if is_ours and not _putting_off:
+                gc.enable()
+
+
+def _collect_in_child() -> None:
+    global _putting_off, _putting_off_lock
+    if _putting_off:
+        gc.enable()
+    _putting_off, _putting_off_lock = 0, threading.RLock()
+
+
+around_forks(Hooks(after_in_child=_collect_in_child))
 
 
 # --- Calls that nobody awaits any more -------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class CheckpointBackend(Protocol):
         """Saves to all of these folders, and returns when all ranks have.
 
         Args:
-            increment: whether it shares what is unchanged with the newest step; only rank 0's counts.
+            increment: whether it shares what is unchanged with the newest step; the same on all ranks.
         """
         ...
 

@@ -6,10 +6,13 @@ restored on another mesh, and by another program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+import warnings
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, cast
+from concurrent.futures import wait as wait_for
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,12 +28,14 @@ from torch.distributed.checkpoint.state_dict import (
 from memstore.checkpoints.backends import PendingSave
 from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError
 from memstore.integrations import dcp
+from memstore.integrations.dcp.calls import async_save_to_tiers
 from memstore.snapshot import AppState, RNGState
 from memstore.snapshot.buckets import is_url
+from memstore.snapshot.increments import LATEST
 
 
 class DcpBackend:
-    """Checkpoints of `memstore.integrations.dcp`: in one place, and never increments.
+    """Checkpoints of `memstore.integrations.dcp`.
 
     Args:
         options: for a bucket.
@@ -39,42 +44,57 @@ class DcpBackend:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
 
-    def _given(self, path: str) -> dict[str, Any]:
-        if not is_url(path):
-            return {"checkpoint_id": path}
-        return {"storage_writer": dcp.StorageWriter(path, storage_options=self._options)}
+    def _options_of(self, path: str) -> dict[str, Any] | None:
+        return self._options if is_url(path) else None
 
     def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
-        (path,) = paths
-        try:
-            dcp.save(_state_dicts(app_state), **self._given(path))
-        except CheckpointException as error:
-            raise _as_memstores(error) from error
+        state = _state_dicts(app_state)
+        for path in paths:
+            base = LATEST if increment else None
+            writer = dcp.StorageWriter(path, base=base, storage_options=self._options_of(path))
+            with _tier_of(path, paths):
+                dcp.save(state, storage_writer=writer)
 
     def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
-        (path,) = paths
+        base = LATEST if increment else None
         try:
-            return _PendingDcp(path, cast("Future[Any]", dcp.async_save(_state_dicts(app_state), **self._given(path))))
+            found = async_save_to_tiers(_state_dicts(app_state), paths, base=base, options=self._options_of)
         except CheckpointException as error:
             raise _as_memstores(error) from error
+        return _PendingDcp(paths, found)
 
 
 class _PendingDcp:
-    def __init__(self, path: str, future: Future[Any]) -> None:
-        self._path, self._future = path, future
+    def __init__(self, paths: Sequence[str], futures: Sequence[Future[Any]]) -> None:
+        self._paths, self._futures = paths, futures
 
     def wait(self, timeout: float | None = None) -> object:
-        try:
-            return self._future.result(timeout)
-        except CheckpointException as error:
-            raise _as_memstores(error) from error
-        except FutureTimeoutError:
-            if self._future.done():
-                raise  # an error of the save that is a TimeoutError itself
-            raise StoreTimeoutError(f"{self._path} isn't saved yet after {timeout:g} s: wait longer") from None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for path, future in zip(self._paths, self._futures, strict=True):
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not wait_for([future], left).done:
+                raise StoreTimeoutError(f"{path} isn't saved yet after {timeout:g} s: wait longer")
+            with _tier_of(path, self._paths):
+                future.result()
+        return None
 
     def done(self) -> bool:
-        return self._future.done()
+        return all(future.done() for future in self._futures)
+
+
+@contextlib.contextmanager
+def _tier_of(path: str, paths: Sequence[str]) -> Generator[None]:
+    """Raises what fails in the last tier without torch's exception around it; of an earlier one it warns.
+
+    torch tells an error on all ranks, so all of them go on alike.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        found = _as_memstores(error)
+        if path == paths[-1]:
+            raise found from error
+        warnings.warn(f"there is no checkpoint in {path}, but the last tier is written: {found}", RuntimeWarning, 4)
 
 
 def restore(

@@ -286,8 +286,12 @@ class StepStorage(Protocol):
         """
         ...
 
-    def hold(self, name: str) -> Closable | None:
-        """Keeps a step from being removed until what is returned is closed. Never fails."""
+    def hold(self, name: str, *, reads: bool = True) -> Closable | None:
+        """Keeps a step from being removed until what is returned is closed. Never fails.
+
+        Args:
+            reads: whether it is read; else it is being saved, by another rank.
+        """
         ...
 
     def remove(self, saved: SavedStep) -> bool:
@@ -347,7 +351,7 @@ class StepFolders:
     def path(self, name: str) -> str:
         return f"{self.root}/{name}"
 
-    def hold(self, name: str) -> OwnedFile | None:
+    def hold(self, name: str, *, reads: bool = True) -> OwnedFile | None:
         return hold(self.path(name))
 
     # --- what is there

@@ -68,12 +68,14 @@ class SaveWord(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         step: that it saves.
         signalled: whether it has got a signal.
-        names: of the step's folder in each tier; only rank 0 says them.
+        names: of the step's folder in each tier; only rank 0 says them, and the next one.
+        increment: whether it shares what is unchanged with the step before.
     """
 
     step: int
     signalled: bool
     names: tuple[str, ...] = ()
+    increment: bool = False
 
 
 class BegunSave(NamedTuple):
@@ -82,7 +84,7 @@ class BegunSave(NamedTuple):
     Attributes:
         paths: of its folders, one in each tier.
         held: what keeps them from being removed.
-        increment: whether it shares what is unchanged with the step before; only rank 0 knows it.
+        increment: whether it shares what is unchanged with the step before.
         is_last: whether a signal has come.
     """
 
@@ -120,8 +122,9 @@ class CheckpointManager:
 
     A step is saved completely, or not at all: what a job leaves that dies is neither counted nor restored, and the next
     save removes it. Several rules may keep a step. No rule removes the newest whole step, a step that somebody reads
-    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks: who
-    reads a step there that is removed gets a VersionGoneError, and what a job leaves that dies goes after a day.
+    (on this host, or wherever the file system's locks reach), or one that no manager saved. A bucket has no locks:
+    there a manager that restores leaves a lease. Who reads a step without a manager gets a VersionGoneError if it is
+    removed. What a job leaves there that dies goes after a day.
 
     Args:
         root: the folder, which the first save creates; or a URL: s3://, gs://, az://.
@@ -137,9 +140,8 @@ class CheckpointManager:
         incremental: save what has changed since the step before, and share the rest with it by hard links, or in a
             bucket by copies that the service makes: see `base` of `Snapshot.take`. Any step may still be removed. A
             number: each so many-th save is whole, so that a damaged block of a disk doesn't stay in all later steps.
-            For snapshots.
         then: further folders for the same steps: from memory to a disk. The rules are those of the last one; the others
-            keep the newest step. `restore` takes a step from the first one that has it. For snapshots.
+            keep the newest step. `restore` takes a step from the first one that has it.
         replicated: as of `Snapshot.take`, for snapshots: patterns of what all ranks have alike.
         storage_options: as of `Snapshot`: "timeout", "allow_pickle" (to save with pickle, and to restore); those of a
             bucket.
@@ -208,8 +210,6 @@ class CheckpointManager:
         bucket = bucket_options(storage_options)
         self._storage: StepStorage = steps_at(root, bucket)
         self._tiers: list[StepStorage] = [self._storage, *[steps_at(one, bucket) for one in tiers_of(then)]]
-        if backend == "dcp" and (incremental or self._tiers[1:]):
-            raise ValueError("incremental= and then= are for snapshots: leave out backend='dcp'")
         self._running: RunningSave | None = None
         self._removal: threading.Thread | None = None
         self._has_place = False  # whether it is known which step this run continues
@@ -305,7 +305,7 @@ class CheckpointManager:
                         names.append(claimed.name)
                         held.append(claimed.held)
                         increment = not self._whole_every or claimed.save % self._whole_every != 0
-                word.said = msgspec.msgpack.encode(SaveWord(step, self._signals.has_come, tuple(names)))
+                word.said = msgspec.msgpack.encode(SaveWord(step, self._signals.has_come, tuple(names), increment))
             heard = [msgspec.msgpack.decode(text, type=SaveWord) for text in word.heard]
             ranks.all_know = True  # what may fail from here on fails on all ranks alike
             ranks.end()
@@ -319,9 +319,9 @@ class CheckpointManager:
             raise
         paths = [tier.path(name) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
         if not held:
-            found = [tier.hold(name) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
+            found = [tier.hold(name, reads=False) for tier, name in zip(self._tiers, heard[0].names, strict=True)]
             held = [one for one in found if one is not None]
-        return BegunSave(paths, held, increment, any(said.signalled for said in heard))
+        return BegunSave(paths, held, heard[0].increment, any(said.signalled for said in heard))
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the last save has ended on all ranks; on rank 0 also until what is to be removed is gone.

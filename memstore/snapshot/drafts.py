@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from memstore import _modes as modes
+from memstore._threads import collect_later
 from memstore.engine import SAFETENSORS_DTYPES, make_header
 from memstore.errors import ShardMismatchError, UnsupportedValueError
 from memstore.sharding import Box, Shard, TensorShard, narrow_to
 from memstore.snapshot.chunks import Done, FilePart, LateBytes, PieceSums
-from memstore.snapshot.increments import BoxToWrite, SharedFiles
+from memstore.snapshot.increments import BoxSums, BoxToWrite, SharedFiles, sums_of_boxes
 from memstore.snapshot.manifest import ManifestBox, ManifestFile, ManifestValue, file_name
 from memstore.snapshot.objects import Storage, storage_at
 from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Take, new_take, publish, with_sums
@@ -211,7 +212,7 @@ class FileDraft(NamedTuple):
         """
         _wait_for_devices(self.pieces)
         parts = [FilePart(0, self.header)]
-        with modes.put_aside():
+        with modes.put_aside(), collect_later():
             for piece, box in zip(self.pieces, self.boxes, strict=True):
                 make = piece.late_bytes()
                 memory = memory_of(piece.elements) if make is None else LateBytes(box.nbytes, make)
@@ -351,30 +352,34 @@ def draft(
     model: list[tuple[str, DraftPiece]] = []
     state: list[tuple[str, DraftPiece]] = []
     names = [naming.name_in_model(tensor) for tensor in tensors]
-    for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
-        shards: Sequence[Shard] = tensor.shards
-        if tensor.path in shared:
-            shards = [_shard_of(tensor.shards, box) for box in shares[rank].get(tensor.path, ())]
-        for box, elements in shards:
-            label = label_of(own or tensor.path, tensor.shape, box)
-            (model if own else state).append((label, DraftPiece(i, box, elements)))
+    with collect_later():
+        for i, (tensor, own) in enumerate(zip(tensors, names, strict=True)):
+            shards: Sequence[Shard] = tensor.shards
+            if tensor.path in shared:
+                shards = [_shard_of(tensor.shards, box) for box in shares[rank].get(tensor.path, ())]
+            for box, elements in shards:
+                label = label_of(own or tensor.path, tensor.shape, box)
+                (model if own else state).append((label, DraftPiece(i, box, elements)))
     linked = SharedFiles()
     pieces = [piece for _, piece in (*model, *state)]
     if sharing is not None:
         _wait_for_devices(pieces)
         with modes.put_aside():
-            linked = sharing([_box_to_write(tensors[piece.tensor], piece) for piece in pieces])
+            with collect_later():
+                wanted = [_box_to_write(tensors[piece.tensor], piece) for piece in pieces]
+            linked = sharing(wanted)
         model, state = (
             [one for i, one in enumerate(found, start) if i not in linked.boxes]
             for found, start in ((model, 0), (state, len(model)))
         )
     files: list[FileDraft] = []
-    for group, found in (("model", model), ("state", state)):
-        if found:
-            name = file_name(group, rank, take.world_size, None if take.plain else take.id)
-            files.append(draft_file(name, len(files), found))
-    part = part_of(take, rank, values, tensors, files, shared, names)
-    return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
+    with collect_later():
+        for group, found in (("model", model), ("state", state)):
+            if found:
+                name = file_name(group, rank, take.world_size, None if take.plain else take.id)
+                files.append(draft_file(name, len(files), found))
+        part = part_of(take, rank, values, tensors, files, shared, names)
+        return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
 
 
 def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
@@ -501,7 +506,8 @@ def write_files(
 # Others say who writes which boxes, as torch.distributed.checkpoint does. A planned save is a take whose ranks don't
 # know of each other, and whose snapshot takes the place of an earlier one:
 #
-#   1. each rank leaves a trace of the save (`publishing.begin_save`), and writes its file, which no manifest names
+#   1. each rank leaves a trace of the save (`publishing.begin_save`), and writes its file, which no manifest names.
+#      What an earlier snapshot has already, it links instead (`Base.share`)
 #   2. one rank, alone in the folder, makes one part of all files, and publishes it
 #
 # A kill before the publication leaves the earlier snapshot, one after it the new one; both leave files that the next
@@ -512,10 +518,11 @@ class PlannedBox(NamedTuple):
     """A part of a tensor, to be written.
 
     Attributes:
-        path: of the tensor in the snapshot.
+        path: of the tensor, as errors and the file have it.
         dtype, shape: of the whole tensor.
         box: which elements the part has.
-        make: makes a tensor of just these. It is called once, in any thread, and in one thread at a time.
+        make: makes a tensor of just these. It is called in any thread, and in one thread at a time: once, or in an
+            increment once more for what has changed.
     """
 
     path: str
@@ -525,18 +532,23 @@ class PlannedBox(NamedTuple):
     make: Callable[[], torch.Tensor]
 
 
-class WrittenFile(msgspec.Struct, frozen=True):
-    """A file that is written, and where its boxes are. It travels to the rank that publishes.
+class WrittenFiles(msgspec.Struct, frozen=True):
+    """The files that a rank has written, or shares, and where its boxes are. It travels to the rank that publishes.
 
     Attributes:
-        save: the id of the save that it is a part of.
-        file: None if no box has elements.
-        boxes: one for each box that was planned; None where that has no elements. `file` is 0 in all of them.
+        save: the id of the save that they are a part of.
+        files: none if no box has elements.
+        boxes: one for each box that was planned; None where that has no elements.
+        sums: of the boxes, for each file.
     """
 
     save: str
-    file: ManifestFile | None
+    files: tuple[ManifestFile, ...]
     boxes: tuple[ManifestBox | None, ...]
+    sums: tuple[BoxSums, ...] = ()
+
+
+Sharing = Callable[[Storage, Sequence[BoxToWrite]], SharedFiles]
 
 
 def write_boxes(
@@ -549,11 +561,17 @@ def write_boxes(
     durable: bool,
     checksum: bool,
     options: Mapping[str, Any] | None = None,
-) -> WrittenFile:
+    paths: Sequence[str] = (),
+    sharing: Sharing | None = None,
+) -> WrittenFiles:
     """Writes a file of the boxes into the folder, which is there. If it fails, the file is gone again.
 
     The elements of a box are made when they are written. So a tensor that is on a device, or lies otherwise than in its
     file, is in memory a second time for a moment only.
+
+    Args:
+        paths: of the boxes' tensors in the snapshot, for `sharing`.
+        sharing: links what an earlier snapshot has already (`Base.share`).
 
     Raises:
         UnsupportedValueError: a dtype that can't be stored.
@@ -572,13 +590,32 @@ def write_boxes(
         piece = DraftPiece(i, one.box, elements, partial(_make_bytes, one, lock))
         found.append((label_of(one.path, one.shape, one.box), piece))
     if not found:
-        return WrittenFile(save, None, (None,) * len(planned))
-    file = draft_file(file_name("state", rank, world_size, save), 0, found)
-    written = file.write(storage_at(path, options), durable=durable, checksum=checksum)
+        return WrittenFiles(save, (), (None,) * len(planned))
+    storage = storage_at(path, options)
     boxes: list[ManifestBox | None] = [None] * len(planned)
-    for piece, box in zip(file.pieces, file.boxes, strict=True):
-        boxes[piece.tensor] = box
-    return WrittenFile(save, written, tuple(boxes))
+    files: list[ManifestFile] = []
+    sums: list[BoxSums] = []
+    linked = SharedFiles()
+    if sharing is not None:
+        linked = sharing(storage, [_planned_to_write(paths[one.tensor], planned[one.tensor], one) for _, one in found])
+    left = [one for number, one in enumerate(found) if number not in linked.boxes]
+    if left:
+        file = draft_file(file_name("state", rank, world_size, save), 0, left)
+        pieces: PieceSums = {}
+        files.append(file.write(storage, durable=durable, checksum=checksum, pieces=pieces))
+        sums.append(sums_of_boxes(file.boxes, pieces))
+        for piece, box in zip(file.pieces, file.boxes, strict=True):
+            boxes[piece.tensor] = box
+    for number, box in linked.boxes.items():
+        boxes[found[number][1].tensor] = msgspec.structs.replace(box, file=len(files) + box.file)
+    return WrittenFiles(save, (*files, *linked.files), tuple(boxes), (*sums, *linked.sums))
+
+
+def _planned_to_write(path: str, planned: PlannedBox, piece: DraftPiece) -> BoxToWrite:
+    make, box = piece.late_bytes(), planned.box
+    assert make is not None
+    nbytes = piece.elements.numel() * piece.elements.itemsize
+    return BoxToWrite(path, DTYPE_NAMES[planned.dtype], planned.shape, box.offsets, box.shape, make, False, nbytes)
 
 
 def _make_bytes(planned: PlannedBox, lock: threading.Lock) -> Bytes:
@@ -600,7 +637,7 @@ class PlannedTensor(NamedTuple):
     """A tensor of the snapshot, and all its parts.
 
     Attributes:
-        parts: the number of the file that has each, and which of its boxes that is.
+        parts: the number of the rank's files that have each, and which of its boxes that is.
     """
 
     dtype: torch.dtype
@@ -610,7 +647,7 @@ class PlannedTensor(NamedTuple):
 
 def publish_planned(
     path: str,
-    written: Sequence[WrittenFile],
+    written: Sequence[WrittenFiles],
     planned: Mapping[str, Mapping[str, PlannedTensor]],
     objects: Mapping[str, Any],
     replacing: Replacing,
@@ -622,7 +659,7 @@ def publish_planned(
     """Makes the files of all ranks a snapshot, as one part.
 
     Args:
-        written: the files.
+        written: the files of each rank.
         planned: the tensors, by the name of the value, and by their own.
         objects: values without tensors.
         save: the id of the new snapshot.
@@ -633,11 +670,12 @@ def publish_planned(
         AlreadyExistsError, UnknownOutcomeError: as `publish`.
     """
     files: list[ManifestFile] = []
-    numbers: dict[int, int] = {}  # in `files`, of the files that there are
-    for i, one in enumerate(written):
-        if one.file is not None:
-            numbers[i] = len(files)
-            files.append(one.file)
+    sums: list[BoxSums] = []
+    numbers: list[int] = []  # in `files`, of the first one of each rank
+    for one in written:
+        numbers.append(len(files))
+        files += one.files
+        sums += one.sums
     walker = StateWalker(allow_pickle=False)
     tensors: list[PartTensor] = []
     values: list[ManifestValue] = []
@@ -649,13 +687,14 @@ def publish_planned(
         values.append(walker.add(key, stand_ins))
         for place, one in zip(values[-1].tensors, found.values(), strict=True):
             boxes: list[ManifestBox] = []
-            for file, part in one.parts:
-                box = written[file].boxes[part]
+            for rank, part in one.parts:
+                box = written[rank].boxes[part]
                 if box is not None:
-                    boxes.append(msgspec.structs.replace(box, file=numbers[file]))
+                    boxes.append(msgspec.structs.replace(box, file=numbers[rank] + box.file))
             name = walker.tensors[place].path
             check_cover(name, one.shape, [Box(box.offsets, box.shape) for box in boxes])
             tensors.append(PartTensor(name, DTYPE_NAMES[one.dtype], one.shape, False, "", tuple(boxes)))
     values += [walker.add(key, value) for key, value in objects.items()]
-    whole = SnapshotPart(new_take(path, 1, id=save, durable=durable), 0, tuple(files), tuple(tensors), tuple(values))
+    take = new_take(path, 1, id=save, durable=durable)
+    whole = SnapshotPart(take, 0, tuple(files), tuple(tensors), tuple(values), tuple(sums))
     publish(storage_at(path, options), [whole], replacing)

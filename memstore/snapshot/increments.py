@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import xxhash
 
+from memstore._threads import collect_later
 from memstore.errors import CorruptionError, KeyNotFoundError
 from memstore.snapshot.buckets import is_url, open_bucket, parse_url
 from memstore.snapshot.chunks import CHUNK, SUM_SIZE, PieceSums, in_parallel, pieces_between
@@ -193,7 +194,14 @@ class Base:
         self._sums = read_box_sums(self._storage, self.manifest)
 
     def share(
-        self, storage: Storage, take: str, rank: int, world_size: int, durable: bool, wanted: Sequence[BoxToWrite]
+        self,
+        storage: Storage,
+        take: str,
+        rank: int,
+        world_size: int,
+        durable: bool,
+        wanted: Sequence[BoxToWrite],
+        claim: Callable[[str], str] | None = None,
     ) -> SharedFiles:
         """Links the files that have unchanged boxes into the folder of a take. Returns what is shared.
 
@@ -203,6 +211,8 @@ class Base:
             rank, world_size: of this process in the take.
             durable: whether what is linked is synced: it may not be yet.
             wanted: the boxes that it is to write.
+            claim: leaves a trace of files with an id in the folder, before they are there, and returns its name; None:
+                that of a take.
         """
         if self._sums is None:
             _log.warning("%s has no sums of its boxes: the increment to it is written whole", self.path)
@@ -223,8 +233,9 @@ class Base:
                 own = xxhash.xxh3_64_hexdigest(f"{maker} {rank} {file.name}".encode())
                 name = file_name("model" if is_model_file(file.name) else "state", rank, world_size, own)
                 if not storage.is_remote:
-                    storage.publish(claim_name(own), b"", durable=False)
-                    traces.append(claim_name(own))
+                    if claim is None:
+                        storage.publish(claim_name(own), b"", durable=False)
+                    traces.append(claim_name(own) if claim is None else claim(own))
                 if not self._link(storage, file, name, durable):
                     _log.info("%s/%s can't be linked into %s: it is written again", self.path, file.name, storage.path)
                     continue
@@ -254,9 +265,30 @@ class Base:
 
     def _unchanged(self, rank: int, wanted: Sequence[BoxToWrite]) -> list[_Match]:
         """Compares the boxes with those of the base, several at once. Returns those that are equal."""
-        there = self._boxes(rank)
         matches: list[_Match] = []
         comparisons: list[_Comparison] = []
+        with collect_later():
+            self._match(rank, wanted, matches, comparisons)
+        changed: set[int] = set()
+
+        def compare(one: _Comparison) -> None:
+            if one.number in changed:
+                return
+            memory = memoryview(one.memory()).cast("B")
+            for i, (start, stop) in enumerate(one.pieces):
+                own = one.sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
+                if xxhash.xxh3_64_digest(memory[start:stop]) != own:
+                    changed.add(one.number)
+                    return
+
+        in_parallel(compare, comparisons, lambda _: None)
+        return [match for match in matches if match.number not in changed]
+
+    def _match(
+        self, rank: int, wanted: Sequence[BoxToWrite], matches: list[_Match], comparisons: list[_Comparison]
+    ) -> None:
+        """Finds the boxes that the base has, too, and what is to be compared of them."""
+        there = self._boxes(rank)
         for number, one in enumerate(wanted):
             match = there.get((one.path, one.dtype, one.shape, one.offsets, one.sizes))
             if match is None or match[0].nbytes != one.nbytes:
@@ -273,20 +305,6 @@ class Base:
             for i, piece in enumerate(pieces):
                 own = sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
                 comparisons.append(_Comparison(number, one.memory, [piece], own))
-        changed: set[int] = set()
-
-        def compare(one: _Comparison) -> None:
-            if one.number in changed:
-                return
-            memory = memoryview(one.memory()).cast("B")
-            for i, (start, stop) in enumerate(one.pieces):
-                own = one.sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
-                if xxhash.xxh3_64_digest(memory[start:stop]) != own:
-                    changed.add(one.number)
-                    return
-
-        in_parallel(compare, comparisons, lambda _: None)
-        return [match for match in matches if match.number not in changed]
 
     def _boxes(self, rank: int) -> dict[_BoxKey, tuple[ManifestBox, bytes]]:
         """Returns the boxes by what they are, with their sums; where several ranks have one, this rank's own."""
@@ -324,36 +342,42 @@ def _remove_all(storage: Storage, files: Sequence[ManifestFile], traces: Sequenc
             storage.remove(name)
 
 
-def latest_beside(path: str, options: Mapping[str, Any] | None = None) -> str | None:
+def latest_beside(
+    path: str, options: Mapping[str, Any] | None = None, *, or_there: bool = False, inner: str = ""
+) -> str | None:
     """Returns the snapshot whose manifest is the newest in the folder that `path` lies in; None if there is none.
 
     Args:
         path: of a folder, or a URL.
         options: for a bucket.
+        or_there: whether the one at `path` counts, too.
+        inner: what lies between the path of a snapshot and its manifest, such as "/rank-0".
     """
     if is_url(path):
-        return _latest_in_bucket(path, options)
+        return _latest_in_bucket(path, options, or_there, inner)
     newest: tuple[int, str] | None = None
     try:
         with os.scandir(os.path.dirname(path)) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    found = os.stat(f"{entry.path}/{MANIFEST}", follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode) and entry.path != path:
+                    found = os.stat(f"{entry.path}{inner}/{MANIFEST}", follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode) and (or_there or entry.path != path):
                         newest = max(newest or (0, ""), (found.st_mtime_ns, entry.path))
     except OSError:
         return None
     return None if newest is None else newest[1]
 
 
-def _latest_in_bucket(url: str, options: Mapping[str, Any] | None) -> str | None:
+def _latest_in_bucket(url: str, options: Mapping[str, Any] | None, or_there: bool, inner: str) -> str | None:
     place = parse_url(url)
     folder, _, own = place.key.rpartition("/")
     if not folder:
         return None  # all of the bucket would have to be listed
     found = open_bucket(place, options).list_all(folder)
-    names = {name.rpartition("/")[0]: one.modified for name, one in found.items() if name.endswith(f"/{MANIFEST}")}
-    newest = max((one for one in names if one != own and "/" not in one), key=lambda name: names[name], default=None)
+    end = f"{inner}/{MANIFEST}"
+    names = {name[: -len(end)]: one.modified for name, one in found.items() if name.endswith(end)}
+    there = [one for one in names if (or_there or one != own) and "/" not in one]
+    newest = max(there, key=lambda name: names[name], default=None)
     return None if newest is None else f"{place.scheme}://{place.bucket}/{folder}/{newest}"
 
 

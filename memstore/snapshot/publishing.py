@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from memstore._parsing import UNDECODABLE
+from memstore._threads import collect_later
 from memstore._version import __version__
 from memstore.engine import OwnedFile, syscalls
 from memstore.errors import (
@@ -99,7 +100,7 @@ def new_take(path: str, world_size: int, *, id: str = "", durable: bool, checksu
     return Take(id or new_id(), path, world_size, time.time(), writer, False, durable, checksum)
 
 
-class PartTensor(msgspec.Struct, frozen=True):
+class PartTensor(msgspec.Struct, frozen=True, gc=False):
     """A tensor of a rank's values.
 
     Attributes:
@@ -245,7 +246,14 @@ class Replacing(NamedTuple):
                 )
 
 
-def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacing | None = None) -> bytes:
+class Published(NamedTuple):
+    """A manifest that is published, and its text."""
+
+    manifest: Manifest
+    text: bytes
+
+
+def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacing | None = None) -> Published:
     """Makes the parts of all ranks a snapshot. Returns its manifest.
 
     Whoever has all parts calls this; for a take that may be several processes at once.
@@ -262,7 +270,7 @@ def publish(storage: Storage, parts: Sequence[SnapshotPart], replacing: Replacin
     manifest = merge_parts(parts)
     sums = [one for part in parts for one in part.box_sums or [{}] * len(part.files)]
     index = None if storage.is_remote else index_of(parts, manifest)  # transformers reads no pieces
-    return publish_manifest(storage, parts[0].take, manifest, index, sums, replacing)
+    return Published(manifest, publish_manifest(storage, parts[0].take, manifest, index, sums, replacing))
 
 
 def publish_manifest(
@@ -507,6 +515,7 @@ def read_parts(storage: Storage, take: Take) -> list[SnapshotPart] | None:
 # --- All parts as one manifest, and as the index that transformers reads ---------------------------------------------
 
 
+@collect_later()
 def merge_parts(parts: Sequence[SnapshotPart]) -> Manifest:
     """Returns the manifest of all parts.
 
@@ -696,7 +705,8 @@ def abandon_save(storage: Storage, save: str) -> None:
     with contextlib.suppress(MemstoreError, OSError):
         present = present_manifest(storage)
         if present is None or present.id != save:
-            storage.remove_all([name for name in storage.names() if id_of(file_of(name)) == save])
+            names = storage.names()
+            storage.remove_all([name for name in names if id_of(file_of(name)) == save or name == sums_name(save)])
         _remove(storage, save_name(save))
 
 
@@ -718,7 +728,9 @@ def sweep_saves(path: str) -> None:
                 with storage.unless_kept(save_name(save)) as is_free:
                     if is_free:
                         for name in storage.names():
-                            if id_of(name) == save and name not in named:
+                            if (id_of(name) == save and name not in named) or (
+                                name == sums_name(save) and (present is None or present.id != save)
+                            ):
                                 storage.remove(name)
                         storage.remove(save_name(save))
 

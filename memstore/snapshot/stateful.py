@@ -19,6 +19,7 @@ import torch
 from memstore import _modes as modes
 from memstore import structure
 from memstore._compat import PARAMETER_MARK
+from memstore._threads import collect_later
 from memstore._wording import an
 from memstore.engine import Leaf
 from memstore.errors import UnsupportedValueError
@@ -266,6 +267,7 @@ class StateWalker:
         self._paths: set[str] = set()
         self.tensors: list[HeldTensor] = []
 
+    @collect_later()
     def add(self, key: str, state_dict: Any) -> ManifestValue:
         """Raises UnsupportedValueError, naming the leaf, for what can't be saved."""
 

@@ -394,6 +394,7 @@ def take(prepared: PreparedTake, meter: ProgressMeter, *, finishes: bool) -> Man
     ranks, storage, part, files, linked = prepared
     take = part.take
     written = linked.names
+    manifest: Manifest | None = None
     is_told = False  # whether the others may know that this rank's files are there
     try:
         # 4. Each rank writes its files, straight from the tensors' memory. Killed: files that no manifest names.
@@ -410,14 +411,17 @@ def take(prepared: PreparedTake, meter: ProgressMeter, *, finishes: bool) -> Man
             if finishes:
                 meter.finish()
             is_told = True
-            step.said = msgspec.msgpack.encode(part)
+            step.said = msgspec.msgpack.encode(part) if ranks.size > 1 else b""
         parts = step.heard
         # 5. Rank 0 publishes the parts. Killed: `publish` says in which step it leaves what.
         with ranks.at_first() as step:
             if not ranks.rank:
-                step.said = publish(storage, [msgspec.msgpack.decode(text, type=SnapshotPart) for text in parts])
+                found = (
+                    [msgspec.msgpack.decode(text, type=SnapshotPart) for text in parts] if ranks.size > 1 else [part]
+                )
+                manifest, step.said = publish(storage, found)
         ranks.end()
-        return read_manifest(take.path, step.heard[0])
+        return manifest or read_manifest(take.path, step.heard[0])
     except BaseException as error:
         ranks.leave(error)
         if ranks.lost and is_told:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
 from typing import Any
 
@@ -124,3 +126,124 @@ def test_a_path_is_a_folder_and_a_url_a_bucket(url: str, root: str, s3_options: 
     assert isinstance(steps_at(url, s3_options), StepObjects)
     with pytest.raises(ValueError):
         steps_at("hdfs://somewhere/run")
+
+
+# --- leases -----------------------------------------------------------------------------------------------------------
+
+
+def is_lease(request: Request) -> bool:
+    return request.method == "PUT" and ".lease-" in request.name
+
+
+def is_mark(request: Request) -> bool:
+    return request.method == "PUT" and ".removed-" in request.name
+
+
+def is_read(request: Request) -> bool:
+    return request.method == "GET" and ".safetensors." in request.name
+
+
+def objects_in(url: str, options: dict[str, Any]) -> list[str]:
+    return sorted(open_bucket(parse_url(url), options).list_all(parse_url(url).key))
+
+
+@pytest.mark.parametrize("backend", ["snapshot", "dcp"])
+def test_a_step_that_a_manager_restores_is_not_removed_by_another(
+    backend: Any, url: str, s3_options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    given: dict[str, Any] = {"async_": False, "backend": backend, "storage_options": s3_options}
+    trainer = CheckpointManager(url, keep_last=1, **given)
+    trainer.save(1, objects_of(1))
+
+    def save_two(_: Request) -> None:
+        trainer.save(2, objects_of(2))
+        trainer.save(3, objects_of(3))
+
+    s3_proxy.call(is_read, save_two)
+    found = objects_of()
+    assert CheckpointManager(url, **given).restore(found, 1) == 1
+    assert torch.equal(found["model"].weight, objects_of(1)["model"].weight)
+    assert trainer.steps() == [1, 3]
+    trainer.save(4, objects_of(4))
+    assert trainer.steps() == [4] and {name.partition("/")[0] for name in objects_in(url, s3_options)} == {
+        "step-000004"
+    }
+
+
+def test_whoever_removes_looks_for_leases_once_more_behind_its_mark(
+    url: str, s3_options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    manager = CheckpointManager(url, async_=False, keep_last=1, storage_options=s3_options)
+    manager.save(1, objects_of(1))
+    other = StepObjects(url, s3_options)
+    (saved,) = other.steps()
+    held: list[Any] = []
+    s3_proxy.call(is_mark, lambda _: held.append(other.hold(saved.name)))
+    remover = StepObjects(url, s3_options)
+    assert not remover.remove(saved) and held[0] is not None
+    assert other.steps() == [saved] and other.is_held(saved)  # it is whole again
+    held[0].close()
+    assert remover.remove(saved) and not objects_in(url, s3_options)
+
+
+def test_a_reader_takes_a_step_with_a_mark_for_gone_whoever_takes_his_own_mark_away(
+    url: str, s3_options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    """Else the second who removes, and has looked before the lease was there, would remove what is read."""
+    CheckpointManager(url, async_=False, storage_options=s3_options).save(1, objects_of(1))
+    first, second, reader = (StepObjects(url, s3_options) for _ in range(3))
+    (saved,) = reader.steps()
+    is_about_to, may = threading.Event(), threading.Event()
+
+    def stop(_: Request) -> None:
+        is_about_to.set()
+        assert may.wait(60)
+
+    s3_proxy.call(lambda one: one.method == "DELETE" or "delete" in one.path, stop)
+    removed: list[bool] = []
+    thread = threading.Thread(target=lambda: removed.append(second.remove(saved)))
+    thread.start()
+    held: list[Any] = []
+    try:
+        assert is_about_to.wait(60)
+        s3_proxy.call(is_mark, lambda _: held.append(reader.hold(saved.name)))
+        assert not first.remove(saved) and held[0] is not None
+        assert not [one for one in reader.steps() if one.is_whole]
+        held[0].close()
+    finally:
+        may.set()
+        thread.join(60)
+    assert removed == [True]
+
+
+def test_a_lease_is_put_again_and_ends_with_its_reader(
+    url: str, s3_options: dict[str, Any], s3_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "_RENEWED", 0.02)
+    CheckpointManager(url, async_=False, storage_options=s3_options).save(1, objects_of(1))
+    steps = StepObjects(url, s3_options)
+    (saved,) = steps.steps()
+    held = steps.hold(saved.name)
+    assert held is not None
+    deadline = time.monotonic() + 60
+    while sum(map(is_lease, s3_proxy.requests)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    held.close()
+    assert not [name for name in objects_in(url, s3_options) if ".lease-" in name]
+    held = steps.hold(saved.name)
+    assert held is not None
+    monkeypatch.setattr(buckets, "_LEASE_SECONDS", -1.0)  # as if it were so old: its reader has died
+    assert StepObjects(url, s3_options).remove(saved)
+    held.close()
+
+
+def test_whoever_may_not_write_restores_without_a_lease(
+    url: str, s3_options: dict[str, Any], s3_proxy: FaultProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "memstore")
+    manager = CheckpointManager(url, async_=False, storage_options=s3_options)
+    manager.save(1, objects_of(1))
+    s3_proxy.fail(is_lease, 403, "AccessDenied")
+    assert manager.restore(objects_of()) == 1
+    assert "without a lease" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import logging
 import os
 import random
@@ -16,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 import memstore
-from memstore import CorruptionError, Snapshot, StateDict
+from memstore import CorruptionError, MemstoreError, Snapshot, StateDict
+from memstore._threads import collect_later
 from memstore.snapshot import differences, increments, load_manifest
 from memstore.snapshot.chunks import CHUNK
 from memstore.snapshot.increments import sharing_of
@@ -560,3 +562,39 @@ def test_without_a_terminal_progress_is_told_in_lines(path: str, caplog: pytest.
         snapshot.copy(f"{path}/b", progress=True)
     for what in ("writing", "reading", "verifying", "copying"):
         assert any(text.startswith(f"{what}: 100%") and "/s" in text for text in caplog.messages), what
+
+
+# --- collections ------------------------------------------------------------------------------------------------------
+
+
+def test_a_take_of_many_tensors_causes_no_full_collections_and_leaves_the_collector_as_it_was(path: str) -> None:
+    app_state = {"state": StateDict({f"w{i}": torch.zeros(3) for i in range(4000)})}
+    full: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        full.extend([1] if phase == "start" and info["generation"] == 2 else [])
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        Snapshot.take(path, app_state)
+        Snapshot.take(f"{path}-2", app_state, base=path)
+    finally:
+        gc.callbacks.remove(note)
+    assert len(full) <= 1 and gc.isenabled()
+    with pytest.raises(MemstoreError), collect_later(), collect_later():
+        raise MemstoreError("inside")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collect_later():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with collect_later():
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        assert os.waitpid(child, 0)[1] == 0 and not gc.isenabled()
+    assert gc.isenabled()

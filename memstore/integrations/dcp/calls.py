@@ -12,7 +12,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, cast
 
@@ -382,6 +382,8 @@ def async_save(
     writer: storage.StorageWriter
     if storage_writer is None and in_thread:
         writer = _SerialWriter(place, _earlier())  # which waits there
+    elif isinstance(storage_writer, _SerialWriter):
+        writer = storage_writer
     else:
         _end_of(_earlier())
         writer = storage_writer or StorageWriter(place)
@@ -445,14 +447,48 @@ def _place(call: str, given: Any, checkpoint_id: Any, process_group: Any, no_dis
     return checkpoint_id
 
 
+def async_save_to_tiers(
+    state_dict: StateDict, tiers: Sequence[str], *, base: str | None, options: Callable[[str], Mapping[str, Any] | None]
+) -> list[Future[Metadata]]:
+    """Saves to several places, one after the other, from one copy of the tensors. All ranks call it.
+
+    Args:
+        tiers: paths or URLs.
+        base: as of `StorageWriter`.
+        options: gives the `storage_options` of a tier.
+    """
+    staged = Stager().stage(state_dict)
+    return [
+        async_save(
+            staged,
+            checkpoint_id=place,
+            storage_writer=_SerialWriter(place, _earlier(), base=base, storage_options=options(place)),
+            async_stager=_Staged(),
+        )
+        for place in tiers
+    ]
+
+
+class _Staged(AsyncStager):
+    """Staging of what is staged already."""
+
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return state_dict
+
+    def close(self) -> None:
+        pass
+
+
 class _SerialWriter(StorageWriter):
     """A writer whose save begins when an earlier one of this process has ended: all use one group for collectives.
 
     torch resets a writer, if there is a checkpoint_id, in the thread that saves, and before any collective.
     """
 
-    def __init__(self, checkpoint_id: str | os.PathLike[str], earlier: _Save | None) -> None:
-        super().__init__(checkpoint_id)
+    def __init__(self, checkpoint_id: str | os.PathLike[str], earlier: _Save | None, **given: Any) -> None:
+        super().__init__(checkpoint_id, **given)
         self._earlier = earlier
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -14,6 +14,7 @@ GivenPlace                          which of the two a user means; a store is op
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from memstore import _modes as modes
 from memstore._arguments import encode_key
 from memstore._threads import between_forks
 from memstore._wording import an, refuse_url
-from memstore.engine import has_settings
+from memstore.engine import OwnedFile, has_settings
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -40,9 +41,10 @@ from memstore.errors import (
 from memstore.listing import may_write, opened
 from memstore.sharding import Box, Shard, TensorShards, whole
 from memstore.snapshot.buckets import bucket_options, is_url, path_or_url
-from memstore.snapshot.drafts import PlannedBox, PlannedTensor, WrittenFile, publish_planned, write_boxes
-from memstore.snapshot.manifest import ManifestTensor, refuse_two, save_name
-from memstore.snapshot.objects import ObjectStorage
+from memstore.snapshot.drafts import PlannedBox, PlannedTensor, Sharing, WrittenFiles, publish_planned, write_boxes
+from memstore.snapshot.increments import LATEST, Base, BoxToWrite, SharedFiles, latest_beside
+from memstore.snapshot.manifest import ManifestTensor, path_of, refuse_two, save_name
+from memstore.snapshot.objects import ObjectStorage, Storage
 from memstore.snapshot.publishing import (
     Replacing,
     abandon_save,
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
     from memstore.store.store import Store
     from memstore.store.values import Ref
 
+
+_log = logging.getLogger("memstore")
 
 # The values of a checkpoint: tensors, bytes items, tensors that are made of several (each chunk as bytes; only where
 # there are any), and what torch says.
@@ -92,14 +96,14 @@ class WrittenItem(msgspec.Struct, frozen=True):
         key: STATE, BYTES or WRAPPED.
         dtype: its name; what was stored.
         shape: of the whole tensor.
-        file: what the rank has written in all; said with its first item only.
+        files: what the rank has written in all; said with its first item only.
     """
 
     item: int
     key: str
     dtype: str
     shape: tuple[int, ...]
-    file: WrittenFile | None = None
+    files: WrittenFiles | None = None
 
 
 class CheckpointTensor(NamedTuple):
@@ -130,7 +134,7 @@ class FinishedSave(NamedTuple):
 
     save: str
     world_size: int
-    files: Sequence[WrittenFile]
+    files: Sequence[WrittenFiles]
     tensors: Mapping[str, Mapping[str, PlannedTensor]]
     objects: Any
 
@@ -205,7 +209,7 @@ class CheckpointPlace(Protocol):
         """Makes this process a part of the save, before `write`, until it calls what is returned."""
         ...
 
-    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFiles:
         """Writes a rank's part. Each box comes with STATE, BYTES or WRAPPED."""
         ...
 
@@ -232,6 +236,7 @@ class WriteOptions(NamedTuple):
     overwrite: bool = True
     durability: str = "disk"
     checksum: bool = True
+    base: str | None = None  # a path, a URL, or LATEST
     bucket: Mapping[str, Any] | None = None  # options for a bucket
 
 
@@ -250,6 +255,49 @@ def folder_of(checkpoint_id: str | os.PathLike[str]) -> str:
             f"{found!r} is no path of a folder: memstore's checkpoints are folders, URLs or keys of a store"
         )
     return path_or_url(checkpoint_id)
+
+
+# --- Increments ------------------------------------------------------------------------------------------------------
+
+
+def _sharing(
+    path: str, ticket: SaveTicket, options: WriteOptions, inner: str, claim: Callable[[str], str] | None
+) -> Sharing | None:
+    """Returns what links into a folder, or copies in a bucket, what its base has already; None if there is no base.
+
+    Args:
+        path: of the checkpoint.
+        inner: what follows the path of a base, where each rank has a checkpoint of its own.
+        claim: as of `Base.share`.
+
+    Raises:
+        NotAStoreError, CorruptionError, FormatVersionError: the base that was given can't be read. (One that was found
+            may be gone by now.)
+    """
+    base = options.base
+    if base is None:
+        return None
+    if base != LATEST and is_url(base) != is_url(path):
+        raise ValueError(
+            f"base= is a checkpoint in a folder for a save to a folder, and one in a bucket for a save to a bucket: "
+            f"{base} can't share files with {path}"
+        )
+    found = latest_beside(path, options.bucket, or_there=True, inner=inner) if base == LATEST else base
+    if found is None:
+        return None
+    try:
+        opened = Base(found + inner, options.bucket)
+    except (MemstoreError, OSError) as error:
+        if base != LATEST:
+            raise
+        _log.warning("%s can't be the base of an increment, which is written whole: %s", found, error)
+        return None
+    durable = options.durability == "disk"
+
+    def share(storage: Storage, wanted: Sequence[BoxToWrite]) -> SharedFiles:
+        return opened.share(storage, ticket.save, ticket.rank, ticket.world_size, durable, wanted, claim)
+
+    return share
 
 
 # --- Folders ---------------------------------------------------------------------------------------------------------
@@ -271,6 +319,7 @@ class FolderPlace:
     def __init__(self, path: str, options: WriteOptions, around: str | None = None) -> None:
         self.path, self._options, self._around = path, options, around
         self._replacing = Replacing(DCP, options.overwrite)
+        self._kept: list[OwnedFile] = []  # traces of what is linked here, in a save
 
     @property
     def id(self) -> str:
@@ -299,9 +348,23 @@ class FolderPlace:
         return SaveTicket(new_id(), ticket.rank, ticket.world_size)
 
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
-        return begin_save(self.path, ticket.save, durable=self._options.durability == "disk").close
+        self._kept = kept = [self._begin(ticket.save)]
 
-    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+        def end() -> None:
+            for one in kept:
+                one.close()
+
+        return end
+
+    def _begin(self, save: str) -> OwnedFile:
+        return begin_save(self.path, save, durable=self._options.durability == "disk")
+
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFiles:
+        def claim(id: str) -> str:
+            self._kept.append(self._begin(id))
+            return save_name(id)
+
+        inner = "" if self._around is None else self.path[len(self._around) :]
         return write_boxes(
             self.path,
             [box for _, box in boxes],
@@ -310,6 +373,8 @@ class FolderPlace:
             world_size=ticket.world_size,
             durable=self._options.durability == "disk",
             checksum=self._options.checksum,
+            paths=_paths_of(boxes),
+            sharing=_sharing(self._around or self.path, ticket, self._options, inner, claim),
         )
 
     def publish(self, finished: FinishedSave) -> None:
@@ -338,6 +403,11 @@ class FolderPlace:
         return found
 
 
+def _paths_of(boxes: Sequence[tuple[str, PlannedBox]]) -> list[str]:
+    """Returns the paths in the snapshot of the boxes' tensors."""
+    return [path_of((key, box.path)) for key, box in boxes]
+
+
 class BucketPlace:
     """A place in a bucket that has, or is to have, a checkpoint.
 
@@ -346,10 +416,11 @@ class BucketPlace:
 
     Args:
         url: of the checkpoint.
+        around: as of FolderPlace.
     """
 
-    def __init__(self, url: str, options: WriteOptions) -> None:
-        self.path, self._options = url, options
+    def __init__(self, url: str, options: WriteOptions, around: str | None = None) -> None:
+        self.path, self._options, self._around = url, options, around
         self._replacing = Replacing(DCP, options.overwrite)
         self._storage = ObjectStorage(url, options.bucket)
 
@@ -358,7 +429,7 @@ class BucketPlace:
         return self.path
 
     def of_rank(self, rank: int) -> BucketPlace:
-        return BucketPlace(f"{self.path}/rank-{rank}", self._options)
+        return BucketPlace(f"{self.path}/rank-{rank}", self._options, self.path)
 
     def check(self) -> None:
         self._replacing.check_at(self._storage)
@@ -376,7 +447,8 @@ class BucketPlace:
         leave_trace(self._storage, ticket.save)  # by which `prune` knows that a save goes on
         return lambda: None
 
-    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFiles:
+        inner = "" if self._around is None else self.path[len(self._around) :]
         return write_boxes(
             self.path,
             [box for _, box in boxes],
@@ -386,6 +458,8 @@ class BucketPlace:
             durable=True,
             checksum=True,
             options=self._options.bucket,
+            paths=_paths_of(boxes),
+            sharing=_sharing(self._around or self.path, ticket, self._options, inner, None),
         )
 
     def publish(self, finished: FinishedSave) -> None:
@@ -559,7 +633,7 @@ class EntryPlace:
     def take_part(self, ticket: SaveTicket) -> Callable[[], None]:
         return lambda: None  # the store keeps parts for a time, whoever lives
 
-    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFile:
+    def write(self, ticket: SaveTicket, boxes: Sequence[tuple[str, PlannedBox]]) -> WrittenFiles:
         parts: dict[tuple[str, str], list[PlannedBox]] = defaultdict(list)
         for key, box in boxes:
             parts[key, box.path].append(box)
@@ -581,7 +655,7 @@ class EntryPlace:
             wait=False,
             lease=_LEASE,
         )
-        return WrittenFile(ticket.save, None, (None,) * len(boxes))
+        return WrittenFiles(ticket.save, (), (None,) * len(boxes))
 
     def publish(self, finished: FinishedSave) -> None:
         self._store.put_sharded(
@@ -680,6 +754,9 @@ class GivenPlace:
         path_or_store, key: as for StorageWriter.
         mode: in which a store is opened.
         options: for a bucket.
+
+    Attributes:
+        in_store: whether it is a key of a store.
     """
 
     def __init__(
@@ -706,17 +783,17 @@ class GivenPlace:
         if self._bucket and not is_url(self._path):
             raise TypeError(f"storage_options has {sorted(self._bucket)}, which are for a URL, and this is none")
         self._key = key
-        self._in_store = self._path is None or key is not None
+        self.in_store = self._path is None or key is not None
 
     def __str__(self) -> str:
-        if not self._in_store:
+        if not self.in_store:
             return repr(self.id)
         store = self._path if self._store is None else self._store.root
         return f"{self._key!r} in {store}" if self._key is not None else f"in {store}"
 
     def move(self, checkpoint_id: str | os.PathLike[str]) -> None:
         """Moves to another checkpoint: a key, where there is a store."""
-        if self._in_store:
+        if self.in_store:
             key = text_of(checkpoint_id)
             encode_key(key)
             self._key = key
@@ -725,11 +802,11 @@ class GivenPlace:
 
     @property
     def id(self) -> str:
-        return (self._key or "") if self._in_store else (self._path or "")
+        return (self._key or "") if self.in_store else (self._path or "")
 
     def place(self, options: WriteOptions) -> CheckpointPlace:
         """Raises ValueError if there is a store, and no key."""
-        if not self._in_store:
+        if not self.in_store:
             assert self._path is not None
             if is_url(self._path):
                 return BucketPlace(self._path, options._replace(bucket=self._bucket))

@@ -72,7 +72,9 @@ from memstore.integrations.dcp.places import (
     wrapped_name,
 )
 from memstore.integrations.dcp.plans import ItemRead, describe, metadata_of, planned_item, reading_of
-from memstore.snapshot.drafts import PlannedTensor, WrittenFile
+from memstore.snapshot.buckets import path_or_url
+from memstore.snapshot.drafts import PlannedTensor, WrittenFiles
+from memstore.snapshot.increments import LATEST
 from memstore.snapshot.publishing import new_id
 from memstore.structure import DTYPE_NAMES, DTYPES
 
@@ -132,6 +134,9 @@ class StorageWriter(_Located, storage.StorageWriter):
         durability: with "disk", a save that has returned is on the disk; with "process", it survives the death of
             the process, but not a crash of the host. A store uses its own setting.
         checksum: whether the files get checksums. A store uses its own setting; in a bucket there always are some.
+        base: an earlier checkpoint that this writer saved, of which the new one shares the files of tensors that
+            haven't changed, and writes the others: its path or URL, or "latest" for the newest one in the folder that
+            the path lies in, or at the path itself. It may be removed, or overwritten, at any time. Not for a store.
         storage_options: for a bucket, as of `memstore.Snapshot`.
 
     Example:
@@ -153,12 +158,20 @@ class StorageWriter(_Located, storage.StorageWriter):
         overwrite: bool = True,
         durability: str = "disk",
         checksum: bool = True,
+        base: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if durability not in ("process", "disk"):
             raise ValueError(f"durability is 'process' or 'disk', and not {durability!r}")
-        self._options = WriteOptions(flag("overwrite", overwrite), durability, flag("checksum", checksum))
+        if base is not None and not flag("checksum", checksum):
+            raise ValueError(
+                "an increment compares checksums with its base's: give no base=, or leave out checksum=False"
+            )
         self._where = GivenPlace(path_or_store, key, "a", storage_options)
+        if base is not None and self._where.in_store:
+            raise ValueError("base= is for checkpoints in folders and buckets: leave it out for a store")
+        found = LATEST if base == LATEST else None if base is None else path_or_url(base)
+        self._options = WriteOptions(flag("overwrite", overwrite), durability, flag("checksum", checksum), found)
         self._save, self._begun = new_id(), False
         self._unfinished: weakref.finalize[..., Any] | None = None
         self._part: weakref.finalize[..., Any] | None = None
@@ -250,15 +263,15 @@ class StorageWriter(_Located, storage.StorageWriter):
                 os.rmdir(folder)
 
     def _finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        files: list[WrittenFile] = []
+        files: list[WrittenFiles] = []
         tensors: dict[str, dict[str, PlannedTensor]] = {STATE: {}, BYTES: {}}
         seen: set[MetadataIndex] = set()
         wrapped: set[str] = set()  # the names of tensors that are made of several
         for of_rank in results:
             for result in of_rank:
                 written = _written(result)
-                if written.file is not None:
-                    files.append(written.file)
+                if written.files is not None:
+                    files.append(written.files)
                 if result.index in seen:
                     continue  # two ranks wrote it, where no planner left one of them out
                 seen.add(result.index)
@@ -313,14 +326,14 @@ class StorageWriter(_Located, storage.StorageWriter):
         _wait_for_devices()
         self._part = take_part_in_save(self, place.take_part(ticket))
         try:
-            file = place.write(ticket, [(item.key, item.box) for item in items])
+            files = place.write(ticket, [(item.key, item.box) for item in items])
         except BaseException:
             self.give_up()
             raise
         results: list[WriteResult] = []
         for number, item in enumerate(items):
             box = item.box
-            said = WrittenItem(number, item.key, DTYPE_NAMES[box.dtype], box.shape, None if number else file)
+            said = WrittenItem(number, item.key, DTYPE_NAMES[box.dtype], box.shape, None if number else files)
             size = box.dtype.itemsize * torch.Size(box.box.shape).numel()
             results.append(WriteResult(item.item, size, said))
         return results

@@ -200,6 +200,18 @@ def save_rows(place: str, key: str | None, value: float, dies: bool = False) -> 
     save({"w": rows(value)}, kind(opened(place, key), key=key))
 
 
+def save_and_add(folder: str, changed: int) -> float:
+    """Saves, and saves an increment, with other rows on one rank. Returns the mean of what is loaded of that."""
+    state = {"w": distribute_tensor(torch.ones(16, 400), mesh_of((dist.get_world_size(),)), [Shard(0)])}
+    save(state, StorageWriter(f"{folder}/1"))
+    if dist.get_rank() == changed:
+        state["w"].to_local().add_(1)
+    save(state, StorageWriter(f"{folder}/2", base="latest"))
+    state["w"].to_local().zero_()
+    load(state, StorageReader(f"{folder}/2"))
+    return float(state["w"].to_local().mean())
+
+
 def load_rows(place: str, key: str | None, dies: bool = False) -> float:
     target = {"w": rows(0.0)}
     load(target, (_DiesReading if dies else StorageReader)(opened(place, key), key=key))

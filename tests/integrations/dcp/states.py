@@ -29,7 +29,7 @@ class Place(NamedTuple):
     def leftovers(self) -> list[str]:
         """What is there beside one checkpoint of one process."""
         if self.key is None:
-            return sorted(os.listdir(self.source))[2:]
+            return sorted(os.listdir(self.source))[3:]
         others = [key for key in list(self.source) if key != self.key]
         return [*others, *(one.key for one in self.source.pending())]
 

@@ -194,7 +194,7 @@ def test_saves_of_ranks_that_fail_again_and_again_take_no_more_room(ranks4: Rank
     """One rank may not write: what the other three have written is there once, however often it is tried."""
     told = ranks4.run(on_ranks.fail_again_and_again, scratch)
     assert told == [(["2: ResourceLimitError"] * 3, [3] * 3)] * 4
-    assert len(os.listdir(scratch)) == 5 and ranks4.run(on_ranks.load_rows, scratch, None) == [3.0] * 4
+    assert len(os.listdir(scratch)) == 6 and ranks4.run(on_ranks.load_rows, scratch, None) == [3.0] * 4
 
 
 # --- loads beside a trainer that overwrites its checkpoint ------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_asynchronous_saves_that_overlap_are_done_in_order(ranks4: Ranks, scratc
 def test_plans_that_are_cached(ranks4: Ranks, scratch: str, key: str | None) -> None:
     assert ranks4.run(on_ranks.with_cached_plans, scratch, key) == [[[float(step), step] for step in range(4)]] * 4
     if key is None:
-        assert len(os.listdir(scratch)) == 5, "the manifest, and a file of each rank"
+        assert len(os.listdir(scratch)) == 6, "the manifest, sums of boxes, and a file of each rank"
 
 
 def test_ranks_that_save_by_themselves(ranks4: Ranks, scratch: str, key: str | None) -> None:
@@ -128,7 +128,7 @@ def test_a_planners_error_on_one_rank_is_told_on_all_and_nothing_is_saved(
     ranks4.run(on_ranks.save_rows, scratch, key, 2.0)
     assert ranks4.run(on_ranks.load_rows, scratch, key) == [2.0] * 4
     if key is None:
-        assert len(os.listdir(scratch)) == 5, "what the save that failed has left is gone"
+        assert len(os.listdir(scratch)) == 6, "what the save that failed has left is gone"
         return
     with memstore.open(scratch) as store:
         assert store.pending() == (), "what the other ranks had put for it is given back"
@@ -151,7 +151,7 @@ def test_a_rank_that_is_killed_leaves_the_earlier_checkpoint(
         ranks.run(on_ranks.save_rows, scratch, key, 3.0)
         assert ranks.run(on_ranks.load_rows, scratch, key) == [3.0] * 2
     if key is None:
-        assert len(os.listdir(scratch)) == 3, "what the killed save has left is gone"
+        assert len(os.listdir(scratch)) == 4, "what the killed save has left is gone"
 
 
 # --- what trainers do with checkpoints --------------------------------------------------------------------------------
