@@ -110,6 +110,9 @@ _OfOwner = (
 _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Inherit
 
 
+_CHANGES_ROSTER = Remove | Drain | Finish | SetPolicy | Recovered
+
+
 class Unnoted(Later, frozen=True, array_like=True, tag=75):
     """A change is made, and hosts that keep what it has replaced are to be told first."""
 
@@ -199,6 +202,12 @@ class Index:
             return Silence(fence.NEVER)
         if standing is None or (self._lease.is_over and isinstance(request, _OfOwner)):
             return Later()
+        answer = self._answer(tables, standing, request, question)
+        if isinstance(request, Ask | _CHANGES_ROSTER) and own_standing(tables).roster is not standing.roster:
+            self._propose_together(tables, list(self._waits), standing.roster.position)
+        return answer
+
+    def _answer(self, tables: Tables, standing: Standing, request: Request, question: int | None) -> Answer:
         match request:
             case Lookup():
                 if request.pin:
@@ -379,7 +388,11 @@ class Index:
                 over. None: all.
         """
         ended: list[tuple[int, Answer]] = []
-        for ticket in list(self._waits) if tickets is None else tickets:
+        tickets = list(self._waits) if tickets is None else tickets
+        standing = tables.standing()
+        if standing is not None and standing.is_seed:
+            self._propose_together(tables, tickets, standing.roster.position)
+        for ticket in tickets:
             kept = self._waits.get(ticket)
             if kept is None:  # its connection has closed meanwhile
                 continue
@@ -391,6 +404,26 @@ class Index:
             if until <= self._clock() or not self.may_keep(request, answer):
                 ended.append((ticket, answer))
         return ended
+
+    def _propose_together(
+        self, tables: Tables, tickets: Collection[int], before: tuple[int, int]
+    ) -> None:
+        """Makes one roster of all changes that are waited for, before anybody is told of it.
+
+        Each roster goes to every member: 500 hosts that came at once were 500 rosters for each of them.
+
+        Args:
+            before: the position of the roster when this transaction began.
+        """
+        try:
+            for request, _, question in [kept for one in tickets if (kept := self._waits.get(one)) is not None]:
+                standing = own_standing(tables)
+                after = standing.roster.position
+                self.seed.draft = (before, after) if after != before else None
+                if isinstance(request, _CHANGES_ROSTER) or (isinstance(request, Ask) and request.cluster is None):
+                    self._answer(tables, standing, request, question)
+        finally:
+            self.seed.draft = None
 
     # --- what it does by itself, again and again ----------------------------------------------------------------------
 
