@@ -181,7 +181,7 @@ def measure_rows(groups: int) -> Rows:
         began = time.thread_time()
         run(root, lambda tables: directory.take_mirror(tables, standing, mirror), deadline_after(10))
         encode(mirror)
-        return Rows(seen, one, many, scan, (time.thread_time() - began) / len(rows), nbytes / seen)
+        return Rows(groups, one, many, scan, (time.thread_time() - began) / len(rows), nbytes / seen)
 
 
 def _bytes_of(root: Root) -> int:
