@@ -103,7 +103,7 @@ def joins(costs: Costs, network: Network, count: int) -> Change:
     world.run(WARM)
     world.forget_meters()
     world.join(count)
-    return _changed(world, costs.hosts, count, world.seconds_until_settled(3600))
+    return _changed(world, costs.hosts, count, world.seconds_until_settled(600))
 
 
 def deaths(costs: Costs, network: Network, part: float = 0.1) -> Change:
@@ -120,7 +120,7 @@ def deaths(costs: Costs, network: Network, part: float = 0.1) -> Change:
     count = max(1, int(part * costs.hosts))
     world.kill(random.Random(1).sample(some[2:], count))
     world.run(LEASE)
-    return _changed(world, costs.hosts, count, world.seconds_until_settled(3600))
+    return _changed(world, costs.hosts, count, world.seconds_until_settled(600))
 
 
 def _changed(world: LargeWorld, hosts: int, count: int, seconds: float) -> Change:

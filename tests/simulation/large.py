@@ -21,7 +21,7 @@ import msgspec
 
 from memstore.distributed.rules import NOT_SENT, Answer, Index, Send, Standing
 from memstore.distributed.rules.directory import give
-from memstore.distributed.rules.messages import TERM_BITS, Ask, Done, Heartbeat, IsRoster, Lookup, Meet, Roster
+from memstore.distributed.rules.messages import TERM_BITS, Ask, Done, Heartbeat, IsRoster, Lookup, Meet, Roster, RosterChange
 from memstore.distributed.rules.owning import record_grant
 from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.world import SECOND, Host, World
@@ -180,13 +180,13 @@ class LargeWorld(World):
         there = [host for host in self.hosts.values() if host.index is not None]
         if {host.id for host in there} != roster.ids or roster.departed:
             return False
-        return all((it := host.tables.standing()) is not None and it.roster is roster for host in there)
+        return all((it := host.tables.standing()) is not None and it.roster.position == roster.position for host in there)
 
     def seconds_until_settled(self, limit: float, step: float = 0.02) -> float:
         began = self.now
         while not self.has_settled():
             if self.now - began > limit * SECOND:
-                raise TimeoutError(f"nothing settles in {limit:g} s")
+                raise TimeoutError(f"nothing settles in {limit:g} s: {self.seed_roster().position}")
             self.run(step)
         return (self.now - began) / SECOND
 
@@ -302,8 +302,8 @@ class LargeWorld(World):
 
     def _answer(self, host: Host, sender: str, ticket: int, answer: Answer) -> None:
         asker = self.hosts[sender]
-        if isinstance(answer, IsRoster):
-            self.rosters.add(answer.roster.epoch)
+        if isinstance(answer, IsRoster | RosterChange):
+            self.rosters.add((answer.roster if isinstance(answer, IsRoster) else answer.rest).epoch)
         self._post(host, sender, answer, lambda: self._reply(ticket, answer) if asker.index else None)
 
     def _look_at_waits(self, host: Host, index: Index, *, also_asks: bool = False) -> None:

@@ -84,6 +84,7 @@ from memstore.distributed.rules.messages import (
     Return,
     Returns,
     Roster,
+    RosterChange,
     Serve,
     SetPolicy,
     Silence,
@@ -205,6 +206,9 @@ class Index:
         answer = self._answer(tables, standing, request, question)
         if isinstance(request, Ask | _CHANGES_ROSTER) and own_standing(tables).roster is not standing.roster:
             self._propose_together(tables, list(self._waits), standing.roster.position)
+        is_kept = isinstance(request, Ask) and request.milliseconds > 0  # who doesn't wait may know another one by now
+        if standing.is_seed and is_kept and isinstance(answer, IsRoster):
+            return self.seed.shortened(request, answer)
         return answer
 
     def _answer(self, tables: Tables, standing: Standing, request: Request, question: int | None) -> Answer:
@@ -446,6 +450,11 @@ class Index:
         if seed is None and not self._addresses:
             return
         answer = yield from send(seed or self._addresses[0], request)
+        if isinstance(answer, RosterChange):
+            answer = None if known is None else answer.whole(known)
+            if answer is None:  # of another cluster than it asked before
+                self._hint = None
+                return
         if standing is not None and answer is not None:
             self._watch.hear(standing)
             says_so = isinstance(answer, IsRoster) and standing.member in answer.roster.ids

@@ -67,7 +67,6 @@ from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause,
 
 LOOKED_FOR = 1_000_000_000  # nanoseconds after which a member that isn't heard of is looked for: less than ALONE
 FEWEST_LEASED = 3  # members: of two, no majority is left that could remove the other one
-_MOST_GROWTH = 2  # times: roots that are admitted at once must leave a majority if all of them die
 _NEWCOMER_SILENT = 10_000_000_000  # nanoseconds after which another root gets a group that was noted for one
 _ROUNDS = 20  # of questions before a root begins anew to join
 _BETWEEN = 0.2  # seconds
@@ -488,8 +487,8 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         is_settled = seed.is_settled(standing)
         if (standing.unheard and known is None) or not seed.may_propose(standing):
             return Later()
-        if not is_settled and len(roster.members) >= _MOST_GROWTH * len(roster.voters):
-            return Later()
+        if not is_settled and len(roster.members) >= 2 * len(roster.voters) - 1:
+            return Later()  # if all that come by one roster die, the others must be a majority of it
         newcomer = _newcomer(seed, roster, asker.id, ask.brings)
         if ask.brings and newcomer is None:
             return Stale(*roster.position)
