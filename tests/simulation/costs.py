@@ -1,4 +1,4 @@
-"""What a message, a transaction and a row of the directory cost: CPU seconds of the real code, measured on this machine."""
+"""Costs of a message, a transaction and a row of the directory: CPU seconds of the real code on this machine."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 The world of tests/distributed/rules runs the rules' steps. Here a host does one thing at a time: what comes meanwhile
 waits. What it takes is what the rules take on this machine, in CPU seconds, while they run here, and in addition what
 `costs` says of links and transactions. To read a thread's clock takes longer than most rules, so of each kind of work
-one in 16 is measured, and the others take the mean; a look at all that a seed keeps is measured each time. Nothing is lost and nothing comes late: bad luck is that other world's.
+one in 16 is measured, and the others take the mean; a look at all that a seed keeps is measured each time. Nothing is
+lost and nothing comes late: bad luck is that other world's.
 
 Duties that have nothing to do are looked at seldom, as a thousand hosts are looked at in one thread. What a duty is
 woken for in an index process (a question to the seed, another roster) wakes it here, too.
@@ -21,7 +22,17 @@ import msgspec
 
 from memstore.distributed.rules import NOT_SENT, Answer, Index, Send, Standing
 from memstore.distributed.rules.directory import give
-from memstore.distributed.rules.messages import TERM_BITS, Ask, Done, Heartbeat, IsRoster, Lookup, Meet, Roster, RosterChange
+from memstore.distributed.rules.messages import (
+    TERM_BITS,
+    Ask,
+    Done,
+    Heartbeat,
+    IsRoster,
+    Lookup,
+    Meet,
+    Roster,
+    RosterChange,
+)
 from memstore.distributed.rules.owning import record_grant
 from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.world import SECOND, Host, World
@@ -180,7 +191,9 @@ class LargeWorld(World):
         there = [host for host in self.hosts.values() if host.index is not None]
         if {host.id for host in there} != roster.ids or roster.departed:
             return False
-        return all((it := host.tables.standing()) is not None and it.roster.position == roster.position for host in there)
+        return all(
+            (it := host.tables.standing()) is not None and it.roster.position == roster.position for host in there
+        )
 
     def seconds_until_settled(self, limit: float, step: float = 0.02) -> float:
         began = self.now
@@ -277,7 +290,9 @@ class LargeWorld(World):
         if receiver is None or receiver.index is None:
             self.at(_NO_ANSWER, lambda: self._reply(ticket, NOT_SENT))
             return
-        self._post(host, send.address, send.request, lambda: self._arrive(host.address, send, ticket, self.now, is_alive))
+        self._post(
+            host, send.address, send.request, lambda: self._arrive(host.address, send, ticket, self.now, is_alive)
+        )
         self._give_up(ticket, _LONGEST)
 
     def _arrive(self, sender: str, send: Send, ticket: int, sent: int, is_alive: Callable[[], bool]) -> None:

@@ -44,6 +44,7 @@ class Found(msgspec.Struct):
 
 def tables(found: Found) -> dict[str, str]:
     """Returns the tables of the page, by name."""
+    last = found.rows[-1]
     return {
         "costs": _costs(found),
         "rest": _table(
@@ -77,7 +78,7 @@ def tables(found: Found) -> dict[str, str]:
             ),
         ),
         "groups": _table(
-            ("groups", "catalog", "one claim", f"of {128} at once", "look at all", "send all to a deputy"),
+            ("groups", "catalog", "one claim", "of 128 at once", "look at all", "send all to a deputy"),
             (
                 (
                     _count(groups) + (", computed" if one.groups < groups else ""),
@@ -88,7 +89,7 @@ def tables(found: Found) -> dict[str, str]:
                     amount((one.scan + one.mirror) * groups, "s"),
                 )
                 for one in found.rows
-                for groups in ((one.groups, MILLION) if one is found.rows[-1] and one.groups < MILLION else (one.groups,))
+                for groups in ((one.groups, MILLION) if one.groups < MILLION and one is last else (one.groups,))
             ),
         ),
     }
@@ -102,7 +103,7 @@ def _costs(found: Found) -> str:
     ]
     for one in found.costs:
         rows.append((f"a look at a roster of {_count(one.hosts)} hosts, in each transaction", amount(one.look, "s")))
-        rows.append((f"writing it, at a member", amount(one.write, "s")))
+        rows.append(("writing it, at a member", amount(one.write, "s")))
     rows += [
         ("latency, stated", amount(found.network.latency, "s")),
         ("network of a host, stated", f"{found.network.bandwidth / 1e9:.0f} GB/s"),

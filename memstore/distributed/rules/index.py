@@ -409,9 +409,7 @@ class Index:
                 ended.append((ticket, answer))
         return ended
 
-    def _propose_together(
-        self, tables: Tables, tickets: Collection[int], before: tuple[int, int]
-    ) -> None:
+    def _propose_together(self, tables: Tables, tickets: Collection[int], before: tuple[int, int]) -> None:
         """Makes one roster of all changes that are waited for, before anybody is told of it.
 
         Each roster goes to every member: 500 hosts that came at once were 500 rosters for each of them.

@@ -868,7 +868,7 @@ def main(start: Start) -> None:
         os._exit(_FAILED)  # the agent is dead already: nobody would be told
     log_by_lines()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # shells allow 1,024: each host and client has a connection
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # shells allow 1,024: a client each
     ending = Ending()
     _heed_signals(ending)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_AGENTS)
