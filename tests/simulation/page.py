@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -129,9 +129,9 @@ def _changes(changes: Sequence[Change], what: str) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]] | object) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(row)} |" for row in rows]  # pyright: ignore
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
