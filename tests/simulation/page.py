@@ -44,7 +44,7 @@ class Found(msgspec.Struct):
 
 def tables(found: Found) -> dict[str, str]:
     """Returns the tables of the page, by name."""
-    last = found.rows[-1]
+    last, leased = found.rows[-1], {one.hosts: one for one in found.leased}
     return {
         "costs": _costs(found),
         "rest": _table(
@@ -55,10 +55,10 @@ def tables(found: Found) -> dict[str, str]:
                     f"{amount(one.nbytes, 'B')}/s",
                     f"{one.messages:.0f}/s",
                     _percent(one.busy),
-                    _percent(leased.busy),
+                    _percent(leased[one.hosts].busy) if one.hosts in leased else "not run",
                     f"{one.member:.0f} B/s",
                 )
-                for one, leased in zip(found.rest, found.leased, strict=True)
+                for one in found.rest
             ),
         ),
         "joins": _changes(found.joins, "come"),

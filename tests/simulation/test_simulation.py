@@ -98,7 +98,7 @@ def test_newcomers_that_come_one_by_one_are_found(monkeypatch: pytest.MonkeyPatc
     """The rule left out that makes one roster of many changes."""
     monkeypatch.setattr(Index, "_propose_together", lambda *_: None)
     with pytest.raises(AssertionError):
-        check_joins(MORE, MORE - 1)
+        check_joins(FEW, FEW - 1)
 
 
 def test_costs_are_measured() -> None:
