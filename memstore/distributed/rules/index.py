@@ -195,8 +195,8 @@ class Index:
             question: of what is kept at a seed: see `Directory.new_question`.
         """
         standing = tables.standing()
-        if isinstance(request, Meet):
-            return self._met(standing, request)
+        if standing is None and isinstance(request, Meet):
+            return self._met(None, request)
         if standing is None and isinstance(request, Promise):
             return promotion.take_promise(tables, None, request)
         if standing is None and isinstance(request, AskSilence):
@@ -206,13 +206,14 @@ class Index:
         answer = self._answer(tables, standing, request, question)
         if isinstance(request, Ask | _CHANGES_ROSTER) and own_standing(tables).roster is not standing.roster:
             self._propose_together(tables, list(self._waits), standing.roster.position)
-        is_kept = isinstance(request, Ask) and request.milliseconds > 0  # who doesn't wait may know another one by now
-        if standing.is_seed and is_kept and isinstance(answer, IsRoster):
-            return self.seed.shortened(request, answer)
+        if isinstance(request, Ask) and request.milliseconds and standing.is_seed and isinstance(answer, IsRoster):
+            return self.seed.shortened(request, answer)  # others may not know any more what they knew
         return answer
 
     def _answer(self, tables: Tables, standing: Standing, request: Request, question: int | None) -> Answer:
         match request:
+            case Meet():
+                return self._met(standing, request)
             case Lookup():
                 if request.pin:
                     self._pin(tables, request)
