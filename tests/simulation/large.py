@@ -56,6 +56,7 @@ _READS = (Lookup, Meet, Heartbeat)
 _LOOK_EVERY = 1.0  # seconds
 _FIRST, _ONE_IN = 20, 16  # of a kind of work that are measured
 _LOOK = "look"
+_MANY = 500  # hosts, beyond which they settle less often, so that all of them do in the same time here
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -126,7 +127,7 @@ class LargeWorld(World):
     def __init__(self, hosts: int, costs: Costs, network: Network, *, remove_after: float = 0) -> None:
         super().__init__(0, CALM, remove_after=remove_after)
         leases = {name: period for name, period in self.periods.items() if name in ("beat", "remove_silent")}
-        self.periods = {**_PERIODS, **leases}
+        self.periods = {**_PERIODS, **leases, "settle": max(_PERIODS["settle"], hosts / _MANY)}
         self.costs, self.network = costs, network
         self.kinds: collections.Counter[str] = collections.Counter()
         self.rosters: set[int] = set()
