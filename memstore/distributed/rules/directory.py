@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
@@ -13,6 +14,7 @@ from memstore.distributed.rules.messages import (
     PORTION,
     ROWS_LIMIT,
     Answer,
+    Ask,
     ClaimGroups,
     Done,
     Dropped,
@@ -24,11 +26,13 @@ from memstore.distributed.rules.messages import (
     Inherit,
     Inherited,
     IsAt,
+    IsRoster,
     Later,
     Mirror,
     Mirrored,
     NotOwner,
     Owners,
+    RosterChange,
     Serve,
     Stale,
     WatchGroup,
@@ -87,6 +91,7 @@ from memstore.distributed.rules.steps import (
 IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
 BETWEEN = 0.002  # seconds between two portions of a host's work, in which its puts come to the mutex
 _TOGETHER = 32  # groups that are handed over side by side
+_TOLD = 16  # rosters that a seed remembers, to say what is different
 AHEAD = 64  # epochs that may pass until a newcomer is admitted: if there are more, it begins anew
 
 
@@ -123,6 +128,29 @@ class Newcomer(msgspec.Struct):
     heard_at: int
 
 
+class _Votes:
+    """The members that have a roster: its deputies, and its voters.
+
+    A question is answered for each of a thousand members, so they are counted as they are heard of.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster, self.position = roster, roster.position
+        self._voters, self._deputies = frozenset(roster.voters), roster.deputies
+        self._have: set[bytes] = set()
+        self._have_votes: set[bytes] = set()
+
+    def add(self, member: bytes) -> None:
+        self._have.add(member)
+        if member in self._voters:
+            self._have_votes.add(member)
+
+    @property
+    def is_enough(self) -> bool:
+        few = len(self._voters) <= 2
+        return self._have.issuperset(self._deputies) and (few or 2 * len(self._have_votes) > len(self._voters))
+
+
 class Directory:
     """A seed's memory of its term: what it has heard of the members, and how far its deputies are.
 
@@ -140,6 +168,8 @@ class Directory:
         is_over: another member is the seed, by what others said.
         new_holder: a member with `is_owner` False that has to own a group: the roster must say so before.
         away_since: when removed members that may come back were first seen to be away.
+        draft: positions of the roster that counted, and of the one that is being written: several changes become one
+            roster, in a transaction of `Index.ended_waits`; None: none is being written.
         newcomers: roots whose groups are noted, by id. Who is in it has each row that was written for it in that try.
     """
 
@@ -158,11 +188,15 @@ class Directory:
         self.rival = (0, 0)
         self.is_over = False
         self.new_holder: bytes | None = None
+        self.draft: tuple[tuple[int, int], tuple[int, int]] | None = None
         self.newcomers: dict[bytes, Newcomer] = {}
         self.away_since: dict[bytes, int] = {}
         self._reached: dict[bytes, int] = {}  # the number up to which it has all rows
         self._confirmed: dict[bytes, int] = {}  # the last question before the mirror that it answered
         self._questions = 0
+        self._votes: _Votes | None = None
+        self._told: OrderedDict[tuple[int, int], Roster] = OrderedDict()
+        self._changes: dict[tuple[int, int], tuple[Roster, IsRoster, RosterChange | None]] = {}  # by position before
 
     def begin(self, standing: Standing) -> None:
         """Forgets what was of another term."""
@@ -173,26 +207,62 @@ class Directory:
         """Notes which roster a member has. What comes late says what it had."""
         self.heard[member] = max(position, self.heard.get(member, position))
         self.heard_at[member] = self.clock()
+        votes = self._votes  # after the note: see `counts`
+        if votes is not None and self.heard[member] == votes.position:
+            votes.add(member)
+
+    def forget_heard(self) -> None:
+        """Forgets which rosters the members have: all are told anew."""
+        self.heard.clear()
+        self._votes = None
 
     def hear_of(self, term: int) -> None:
         """Notes that somebody is to be the seed of a term, or was to be."""
         if term > max(self.term, self.rival[0]):
             self.rival = (term, self.rival[1] or self.clock())
 
+    def shortened(self, ask: Ask, answer: IsRoster) -> IsRoster | RosterChange:
+        """Returns an answer to a question in fewer words: a list of all members is 71 kB for each of a thousand."""
+        self._told[answer.roster.position] = answer.roster
+        if len(self._told) > _TOLD:
+            self._told.popitem(last=False)
+            self._changes.clear()
+        since = ask.term, ask.epoch
+        old = self._told.get(since)
+        if old is None or since == answer.roster.position:
+            return answer
+        base, known, change = self._changes.get(since, (None, None, None))
+        if base is not old or known != answer:
+            change = RosterChange.between(old, answer)
+            self._changes[since] = old, answer, change
+        return change or answer
+
     def counts(self, standing: Standing) -> bool:
         """Whether a majority of the roster before has the present one, and each deputy: then it counts for good.
 
         Of one or two members no majority is asked: it would have the seed in it, which has decided.
         """
-        roster = standing.roster
-        heard = list(self.heard.items())  # at once: a heartbeat is answered while another thread hears somebody
-        have = {member for member, position in heard if position == roster.position} | {standing.member}
-        voters = set(roster.voters)
-        return have >= set(roster.deputies) and (len(voters) <= 2 or 2 * len(have & voters) > len(voters))
+        roster, votes = standing.roster, self._votes
+        if votes is None or votes.roster is not roster:
+            self._votes = votes = _Votes(roster)  # before the look at what was heard: a thread that hears more adds it
+            votes.add(standing.member)
+            for member, position in list(self.heard.items()):
+                if position == roster.position:
+                    votes.add(member)
+        return votes.is_enough
 
     def is_settled(self, standing: Standing) -> bool:
         """Whether the roster counts, and this seed may make another one, and grant and deny."""
         return standing.is_seed and standing.promised <= standing.roster.term and self.counts(standing)
+
+    def may_propose(self, standing: Standing) -> bool:
+        """Whether this seed may write the next roster. One that nobody has seen yet may be changed further."""
+        return self.is_settled(standing) or (self.draft is not None and self.draft[1] == standing.roster.position)
+
+    def knows_present(self, position: tuple[int, int], roster: Roster) -> bool:
+        """Whether who has the roster of that position knows the present one, or all of it that anybody knows."""
+        is_before = self.draft is not None and self.draft == (position, roster.position)
+        return is_before or position == roster.position
 
     def new_question(self) -> int:
         """Returns the number of a question. A mirror that is sent from now on is sent after it."""

@@ -26,7 +26,7 @@ Time in which the seed itself hears no majority, or was stopped, counts as nobod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from memstore.distributed.rules.directory import Directory
@@ -316,11 +316,10 @@ def remove_silent(seed: Directory, leases: HostLeases) -> Steps[list[bytes]]:
     standing = yield from view(lambda tables: tables.standing())
     if standing is None or not standing.roster.lease:
         return []
-    removed: list[bytes] = []
-    for member in leases.silent(standing, seed):
-        if (yield from transact(lambda tables, member=member: _remove(tables, seed, member))):
-            removed.append(member)
-        else:
+    silent = leases.silent(standing, seed)
+    removed = (yield from transact(lambda tables: _remove(tables, seed, silent))) if silent else []
+    for member in silent:
+        if member not in removed:
             leases.reopen(member)
     return removed
 
@@ -342,10 +341,13 @@ def _write_leases(tables: Tables, seed: Directory, leases: HostLeases) -> None:
         leases.note_change()
 
 
-def _remove(tables: Tables, seed: Directory, member: bytes) -> bool:
+def _remove(tables: Tables, seed: Directory, silent: Sequence[bytes]) -> list[bytes]:
+    """Removes all at once: each roster costs a message to every member. Returns who was removed."""
     standing = tables.standing()
-    if standing is None or not _may_change(standing, seed) or member not in standing.roster.leased:
-        return False
-    members = tuple(one for one in standing.roster.members if one.id != member)
-    propose(tables, standing, is_settled=True, members=members)
-    return True
+    if standing is None or not _may_change(standing, seed):
+        return []
+    gone = [member for member in silent if member in standing.roster.leased]
+    if gone:
+        members = tuple(one for one in standing.roster.members if one.id not in gone)
+        propose(tables, standing, is_settled=True, members=members)
+    return gone

@@ -80,6 +80,7 @@ from memstore.distributed.rules.messages import (
     Request,
     Resolve,
     Return,
+    RosterChange,
     Serve,
     SetPolicy,
     Silence,
@@ -103,6 +104,9 @@ _OfOwner = (
     Lookup | Wait | List | WaitAny | Commit | Named | Resolve | Prepare | Look | Renew | Publish | GiveUp
 )  # what a host that is fenced doesn't answer: somebody else may be the owner by now
 _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Inherit
+
+
+_CHANGES_ROSTER = Remove | Drain | Finish | SetPolicy | Recovered
 
 
 class Unnoted(Later, frozen=True, array_like=True, tag=75):
@@ -186,15 +190,25 @@ class Index:
             question: of what is kept at a seed: see `Directory.new_question`.
         """
         standing = tables.standing()
-        if isinstance(request, Meet):
-            return self._met(standing, request)
+        if standing is None and isinstance(request, Meet):
+            return self._met(None, request)
         if standing is None and isinstance(request, Promise):
             return promotion.take_promise(tables, None, request)
         if standing is None and isinstance(request, AskSilence):
             return Silence(fence.NEVER)
         if standing is None or (self._lease.is_over and isinstance(request, _OfOwner)):
             return Later()
+        answer = self._answer(tables, standing, request, question)
+        if isinstance(request, Ask | _CHANGES_ROSTER) and own_standing(tables).roster is not standing.roster:
+            self._propose_together(tables, list(self._waits), standing.roster.position)
+        if isinstance(request, Ask) and request.milliseconds and standing.is_seed and isinstance(answer, IsRoster):
+            return self.seed.shortened(request, answer)  # others may not know any more what they knew
+        return answer
+
+    def _answer(self, tables: Tables, standing: Standing, request: Request, question: int | None) -> Answer:
         match request:
+            case Meet():
+                return self._met(standing, request)
             case Lookup():
                 if request.pin:
                     self._pin(tables, request)
@@ -374,7 +388,11 @@ class Index:
                 over. None: all.
         """
         ended: list[tuple[int, Answer]] = []
-        for ticket in list(self._waits) if tickets is None else tickets:
+        tickets = list(self._waits) if tickets is None else tickets
+        standing = tables.standing()
+        if standing is not None and standing.is_seed:
+            self._propose_together(tables, tickets, standing.roster.position)
+        for ticket in tickets:
             kept = self._waits.get(ticket)
             if kept is None:  # its connection has closed meanwhile
                 continue
@@ -386,6 +404,24 @@ class Index:
             if until <= self._clock() or not self.may_keep(request, answer):
                 ended.append((ticket, answer))
         return ended
+
+    def _propose_together(self, tables: Tables, tickets: Collection[int], before: tuple[int, int]) -> None:
+        """Makes one roster of all changes that are waited for, before anybody is told of it.
+
+        Each roster goes to every member: 500 hosts that came at once were 500 rosters for each of them.
+
+        Args:
+            before: the position of the roster when this transaction began.
+        """
+        try:
+            for request, _, question in [kept for one in tickets if (kept := self._waits.get(one)) is not None]:
+                standing = own_standing(tables)
+                after = standing.roster.position
+                self.seed.draft = (before, after) if after != before else None
+                if isinstance(request, _CHANGES_ROSTER) or (isinstance(request, Ask) and request.cluster is None):
+                    self._answer(tables, standing, request, question)
+        finally:
+            self.seed.draft = None
 
     # --- what it does by itself, again and again ----------------------------------------------------------------------
 
@@ -408,6 +444,11 @@ class Index:
         if seed is None and not self._addresses:
             return
         answer = yield from send(seed or self._addresses[0], request)
+        if isinstance(answer, RosterChange):
+            answer = None if known is None else answer.whole(known)
+            if answer is None:  # of another cluster than it asked before
+                self._hint = None
+                return
         if standing is not None and answer is not None:
             self._watch.hear(standing)
             says_so = isinstance(answer, IsRoster) and standing.member in answer.roster.ids

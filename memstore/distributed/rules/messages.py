@@ -6,6 +6,7 @@ and bounds, when it is decoded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -702,6 +703,64 @@ class IsRoster(msgspec.Struct, frozen=True, array_like=True, tag=73):
     brought: Number = 0
 
 
+_Ids = tuple[Id, ...]
+
+
+class RosterChange(msgspec.Struct, frozen=True, array_like=True, tag=114):
+    """The present roster, for who has another one: what is different. See `IsRoster`.
+
+    Attributes:
+        since: the position of the roster that it has.
+        rest: the present one, without members, voters and leased.
+        members: those that are gone since, and those that are new, or others than they were.
+        voters: which of the members since then are none, and who is one beside them.
+        leased: the same, of those since then.
+    """
+
+    since: tuple[Number, Number]
+    rest: Roster
+    members: tuple[_Ids, tuple[Member, ...]]
+    voters: tuple[_Ids, _Ids]
+    leased: tuple[_Ids, _Ids]
+    admits: bool = False
+    brought: Number = 0
+
+    @classmethod
+    def between(cls, old: Roster, answer: IsRoster) -> RosterChange | None:
+        """Returns what is different; None: it can't be said, or not in fewer words."""
+        new, ids = answer.roster, [member.id for member in old.members]
+        known = set(old.members)
+        members = (tuple(old.ids - new.ids), tuple(member for member in new.members if member not in known))
+        rest = msgspec.structs.replace(new, members=(), voters=(), leased=())
+        voters, leased = _difference(ids, new.voters), _difference(old.leased, new.leased)
+        change = cls(old.position, rest, members, voters, leased, answer.admits, answer.brought)
+        if sum(map(len, (*members, *voters, *leased))) > len(new.members) // 2:
+            return None
+        return change if change.whole(old) == answer else None
+
+    def whole(self, old: Roster) -> IsRoster | None:
+        """Returns the roster, of that which it is a change of; None: this is another one."""
+        if (old.cluster, old.position) != (self.rest.cluster, self.since):
+            return None
+        gone, new = self.members
+        outdated = {*gone, *(member.id for member in new)}
+        members = (*(member for member in old.members if member.id not in outdated), *new)
+        voters = _patched([member.id for member in old.members], self.voters)
+        leased = _patched(old.leased, self.leased)
+        roster = msgspec.structs.replace(self.rest, members=members, voters=voters, leased=leased)
+        return IsRoster(roster, self.admits, self.brought)
+
+
+def _difference(old: Sequence[bytes], new: Sequence[bytes]) -> tuple[_Ids, _Ids]:
+    known = set(old)
+    return tuple(known.difference(new)), tuple(one for one in new if one not in known)
+
+
+def _patched(old: Sequence[bytes], change: tuple[_Ids, _Ids]) -> _Ids:
+    gone, new = set(change[0]), change[1]
+    return (*(one for one in old if one not in gone), *new)
+
+
 class Stale(msgspec.Struct, frozen=True, array_like=True, tag=74):
     """The request is of an older epoch or term than this one. It was not done, and never will be."""
 
@@ -869,5 +928,5 @@ Request = (
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession
     | Refused | Prepared | Pending | Ended | PartsChanged | Forgotten | NotOwner | Owners | Mirrored | Promised
-    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp | Offered | Replicated
+    | Announced | Met | Brought | Alive | Silence | Inherited | BackedUp | Offered | Replicated | RosterChange
 )  # fmt: skip

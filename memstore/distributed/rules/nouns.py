@@ -5,6 +5,7 @@ All are msgpack arrays, which lie in rows of a host's catalog and in messages.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -96,7 +97,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
     fails: bool = True
 
 
-class Roster(msgspec.Struct, frozen=True, array_like=True):
+class Roster(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The members of an epoch. Only the seed makes another one.
 
     Attributes:
@@ -150,12 +151,16 @@ class Roster(msgspec.Struct, frozen=True, array_like=True):
         """The term and the epoch: of two rosters, the one with the larger position is the newer one."""
         return self.term, self.epoch
 
-    @property
+    @functools.cached_property
     def ids(self) -> frozenset[bytes]:
-        return frozenset(member.id for member in self.members)
+        return frozenset(self._by_id)
+
+    @functools.cached_property
+    def _by_id(self) -> dict[bytes, Member]:
+        return {member.id: member for member in self.members}
 
     def member(self, member: bytes) -> Member | None:
-        return next((one for one in self.members if one.id == member), None)
+        return self._by_id.get(member)
 
     def departed_of(self, member: bytes) -> Departed | None:
         """Returns a member that was removed, if its groups have no owner yet."""

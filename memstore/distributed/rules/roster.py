@@ -483,11 +483,14 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
     if known is not None and ask.cluster is not None:
         seed.hear(asker.id, position)
     if known != asker:
-        if position != roster.position:  # it says what once was, or the asker hasn't heard of this epoch: it asks again
+        if not seed.knows_present(position, roster):  # what once was, or the asker hasn't heard of it: it asks again
             return IsRoster(roster)
         # A member that is served as another one may change while a seed waits for what it owns: it waits for the seed.
-        if (standing.unheard and known is None) or not seed.is_settled(standing):
+        is_settled = seed.is_settled(standing)
+        if (standing.unheard and known is None) or not seed.may_propose(standing):
             return Later()
+        if not is_settled and len(roster.members) >= 2 * len(roster.voters) - 1:
+            return Later()  # if all that come by one roster die, the others must be a majority of it
         newcomer = _newcomer(seed, roster, asker.id, ask.brings)
         if ask.brings and newcomer is None:
             return Stale(*roster.position)
@@ -495,7 +498,7 @@ def answer_ask(tables: Tables, standing: Standing, seed: Directory, ask: Ask) ->
         has_groups = newcomer is not None or (known is not None and bool(standing.unheard))  # rows don't say so yet
         holders = _holders_with(tables, roster, asker, has_groups=has_groups)
         epoch = ask.versions >> EPOCH_BITS if newcomer is None else newcomer.epoch - 1
-        propose(tables, standing, is_settled=True, members=members, holders=holders, epoch=epoch)
+        propose(tables, standing, is_settled, members=members, holders=holders, epoch=epoch)
         return Later()
     if ask.cluster is not None:
         return Done() if position == roster.position else IsRoster(roster)
@@ -577,7 +580,7 @@ def change_oneself(tables: Tables, seed: Directory, member: Member, *, moved: bo
         members = (*(one for one in standing.roster.members if one != known), member)
         holders = _holders_with(tables, standing.roster, member)
         propose(tables, standing, is_settled=True, members=members, holders=holders)
-        seed.heard.clear()  # so all are told: they may ask at the old address
+        seed.forget_heard()  # they may ask at the old address
 
 
 def let_own(tables: Tables, seed: Directory) -> bool:
@@ -629,9 +632,9 @@ def remove(tables: Tables, standing: Standing, seed: Directory, request: Remove)
     roster = standing.roster
     if roster.member(request.member) is None:
         return IsRoster(roster) if seed.is_settled(standing) else Later()
-    if seed.is_settled(standing) or standing.unheard:
+    if seed.may_propose(standing) or standing.unheard:
         members = tuple(member for member in roster.members if member.id != request.member)
-        propose(tables, standing, is_settled=True, members=members)
+        propose(tables, standing, seed.is_settled(standing), members=members)
     return Later()
 
 
@@ -643,8 +646,8 @@ def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -
     if request.cancels:
         if len(others) == len(roster.leavers):
             return IsRoster(roster) if seed.is_settled(standing) else Later()
-        if seed.is_settled(standing) and not standing.unheard:
-            propose(tables, standing, is_settled=True, leavers=others)
+        if seed.may_propose(standing) and not standing.unheard:
+            propose(tables, standing, seed.is_settled(standing), leavers=others)
         return Later()
     if request.member == standing.member:
         return Refused("the seed can't leave: promote another host first")
@@ -655,8 +658,8 @@ def drain(tables: Tables, standing: Standing, seed: Directory, request: Drain) -
         return Refused("it is the last host that may own groups: serve another one first")
     if taker and taker not in stay:
         return Refused("the host that is to take its groups leaves, too, or may own none")
-    if seed.is_settled(standing) and not standing.unheard:
-        propose(tables, standing, is_settled=True, leavers=(*others, (request.member, taker)))
+    if seed.may_propose(standing) and not standing.unheard:
+        propose(tables, standing, seed.is_settled(standing), leavers=(*others, (request.member, taker)))
     return Later()
 
 
@@ -670,8 +673,8 @@ def set_policy(tables: Tables, standing: Standing, seed: Directory, request: Set
         return Refused(f"{POLICIES_LIMIT} groups have policies, which is the limit: state one for the whole store")
     if set(wanted) == set(roster.policies):
         return IsRoster(roster) if seed.is_settled(standing) else Later()
-    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
-        propose(tables, standing, is_settled=True, policies=wanted)
+    if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
+        propose(tables, standing, seed.is_settled(standing), policies=wanted)
     return Later()
 
 
@@ -680,8 +683,8 @@ def finish(tables: Tables, standing: Standing, seed: Directory, request: Finish)
     seed.begin(standing)
     if standing.roster.epoch > request.epoch:
         return IsRoster(standing.roster)
-    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
-        propose(tables, standing, is_settled=True)
+    if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
+        propose(tables, standing, seed.is_settled(standing))
     return Later()
 
 
@@ -691,10 +694,10 @@ def recovered(tables: Tables, standing: Standing, seed: Directory, request: Reco
     one = standing.roster.departed_of(request.member)
     if one is None or one.heir != request.heir or (one.is_ready and not request.is_over):
         return IsRoster(standing.roster)
-    if standing.is_seed and seed.is_settled(standing) and not standing.unheard:
+    if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
         others = tuple(other for other in standing.roster.departed if other != one)
         ready = () if request.is_over else (msgspec.structs.replace(one, is_ready=True),)
-        propose(tables, standing, is_settled=True, departed=(*others, *ready))
+        propose(tables, standing, seed.is_settled(standing), departed=(*others, *ready))
     return Later()
 
 

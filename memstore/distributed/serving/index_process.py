@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -509,6 +510,8 @@ def main(start: Start) -> None:
     if not syscalls.die_with_parent(start.agent):
         os._exit(_FAILED)  # the agent is dead already: nobody would be told
     log_by_lines()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # shells allow 1,024: a client each
     ending = Ending()
     _heed_signals(ending)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, OF_AGENTS)

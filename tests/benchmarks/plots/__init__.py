@@ -18,7 +18,7 @@ from tests.benchmarks.plots.lines import lines
 from tests.benchmarks.plots.style import SETTINGS, Canvas
 from tests.benchmarks.report import Report, Series
 
-__all__ = ["draw", "picture"]
+__all__ = ["draw", "drawn", "picture"]
 
 
 def draw(report: Report, folder: Path) -> None:
@@ -26,7 +26,7 @@ def draw(report: Report, folder: Path) -> None:
     for workload in report.workloads:
         for series in workload.series:
             if series.has_plot:
-                (folder / workload.plot_name(series)).write_text(_svg(series), encoding="utf-8")
+                (folder / workload.plot_name(series)).write_text(drawn(series), encoding="utf-8")
 
 
 def picture(series: Series) -> Canvas:
@@ -34,7 +34,7 @@ def picture(series: Series) -> Canvas:
         return lines(series) if series.x_title else dots(series)
 
 
-def _svg(series: Series) -> str:
+def drawn(series: Series) -> str:
     written = StringIO()
     with matplotlib.rc_context(SETTINGS):
         picture(series).savefig(written, format="svg", metadata={"Date": None})

@@ -9,7 +9,18 @@ import pytest
 
 from memstore.distributed.rules import Change, Entry, Member, Place, Send, Steps, directory, reading, roster
 from memstore.distributed.rules.index import Index
-from memstore.distributed.rules.messages import Ask, BringGroups, Brought, Give, Lookup, Refused, Release, Remove
+from memstore.distributed.rules.messages import (
+    Ask,
+    BringGroups,
+    Brought,
+    Give,
+    IsRoster,
+    Lookup,
+    Refused,
+    Release,
+    Remove,
+    RosterChange,
+)
 from memstore.errors import (
     CrossHostError,
     HomeUnavailableError,
@@ -71,6 +82,35 @@ def test_members_that_come_know_the_same_roster_and_two_are_deputies() -> None:
     (known,) = rosters
     assert len(standings) == 4 and sorted(member.address for member in known.members) == ["h0", "h1", "h2", "h3"]
     assert len(known.deputies) == 2 and known.seed not in known.deputies
+
+
+def test_roots_that_come_at_once_are_one_roster_and_if_all_die_the_others_can_remove_them() -> None:
+    world = cluster(3)
+    seed = world.hosts["h0"]
+    index, before = seed.index, seed.tables.standing()
+    assert index is not None and before is not None
+    position = before.roster.position
+    index.keep(1000, Ask(world.hosts["h1"].index.member, before.roster.cluster, *position, milliseconds=10_000))  # pyright: ignore
+    new = [Member(b"%016d" % number, f"n{number}") for number in range(5)]
+    for ticket, member in enumerate(new, 1001):
+        index.keep(ticket, Ask(member, None, *position, milliseconds=10_000))
+    ended = dict(index.ended_waits(seed.tables))
+    after = seed.tables.standing()
+    assert after is not None
+    added = [member for member in after.roster.members if member in new]
+    assert len(added) == 2 and after.roster.voters == tuple(member.id for member in before.roster.members)
+    told = ended[1000]
+    told = told.whole(before.roster) if isinstance(told, RosterChange) else told
+    assert told == IsRoster(after.roster), "it is told once, of all"
+    for ticket in range(1000, 1006):
+        index.forget(ticket)
+    world.run(5)
+    for member in added:
+        world.remove(member.id)
+    world.run(10)
+    for host in world.hosts.values():
+        standing = host.tables.standing()
+        assert standing is not None and standing.roster.members == before.roster.members
 
 
 def test_a_key_is_owned_where_it_was_first_put_and_nobody_is_asked_again() -> None:

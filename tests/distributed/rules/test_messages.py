@@ -16,12 +16,16 @@ from memstore.distributed.rules.messages import (
     Commit,
     Found,
     Give,
+    IsRoster,
     List,
     Lookup,
+    Member,
     Place,
     Prepare,
     Release,
     Request,
+    Roster,
+    RosterChange,
     Wait,
 )
 from memstore.distributed.rules.nouns import Call, Change, Grant
@@ -50,7 +54,7 @@ class Sent(msgspec.Struct, array_like=True):
 def test_every_kind_has_a_number_of_its_own() -> None:
     kinds = [*get_args(Request), *get_args(Answer)]
     numbers = [kind.__struct_config__.tag for kind in kinds]
-    assert len(set(numbers)) == len(kinds) == 80
+    assert len(set(numbers)) == len(kinds) == 81
     assert {kind.__name__ for kind in kinds} <= set(vars(messages))
 
 
@@ -68,6 +72,42 @@ def test_requests_arrive_as_they_were_sent(keys: list[bytes], body: bytes | None
         Prepare(CALL, replace(PART, key=keys[0], expect=expect), body or b"", GRANT),
     ):
         assert REQUESTS.decode(encode(request)) == request
+
+
+MEMBERS = tuple(Member(b"%016d" % number, f"h{number}") for number in range(8))
+
+
+@st.composite
+def rosters(draw: st.DrawFn) -> Roster:
+    def some() -> tuple[bytes, ...]:
+        return tuple(draw(st.lists(st.sampled_from([member.id for member in MEMBERS]), unique=True)))
+
+    members = tuple(draw(st.lists(st.sampled_from(MEMBERS), min_size=1, unique=True)))
+    members = tuple(replace(one, is_owner=draw(st.booleans())) for one in members)
+    position = draw(st.integers(1, 2)), draw(st.integers(1, 9))
+    return Roster(b"C" * 16, *position, members, members[0].id, voters=some(), leased=some())
+
+
+@hypothesis.settings(max_examples=examples(300))
+@hypothesis.given(rosters(), rosters(), st.booleans())
+def test_a_change_of_a_roster_makes_the_same_of_that_one_alone(old: Roster, new: Roster, admits: bool) -> None:
+    change = RosterChange.between(old, IsRoster(new, admits, 7))
+    if change is not None:
+        change = ANSWERS.decode(encode(change))
+        assert isinstance(change, RosterChange)
+        assert change.whole(old) == IsRoster(new, admits, 7)
+        assert change.whole(replace(old, epoch=old.epoch + 1)) is None
+        assert change.whole(replace(old, cluster=b"D" * 16)) is None
+
+
+def test_a_change_of_one_of_a_thousand_members_is_small() -> None:
+    members = tuple(Member(b"%016d" % number, f"tcp://10.0.0.{number}:1") for number in range(1000))
+    ids = tuple(member.id for member in members)
+    old = Roster(b"C" * 16, 1, 5, members, ids[0], voters=ids[:-1], leased=ids)
+    new = replace(old, epoch=6, members=(*members[:7], *members[8:]), voters=ids, leased=(*ids[:7], *ids[8:]))
+    change = RosterChange.between(old, IsRoster(new))
+    assert change is not None and len(encode(change)) < 200 < len(encode(IsRoster(new))) / 100
+    assert change.whole(old) == IsRoster(new)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from memstore.distributed.rules import Tree, relays
 
 CHUNKS = 16  # of the value
 PATIENCE = 4  # rounds without a chunk, after which a parent is given up
-LONGEST = 40 * CHUNKS  # rounds
+LONGEST = 40  # rounds, for each chunk
 
 
 class Host:
@@ -28,29 +28,33 @@ class Host:
         is_true: it passes on what it has.
     """
 
-    def __init__(self, id: bytes) -> None:
-        self.id, self.ways = id, (Way(self), Way(self))
+    def __init__(self, id: bytes, chunks: int) -> None:
+        self.id, self.ways = id, (Way(self, chunks), Way(self, chunks))
         self.is_up = self.goes_on = self.is_true = True
 
     @property
     def is_fetching(self) -> bool:
-        return self.is_up and self.goes_on and any(way.chunks < CHUNKS for way in self.ways)
+        return self.is_up and self.goes_on and not all(way.is_over for way in self.ways)
 
 
 class Way:
     """One of its streams.
 
     Attributes:
-        chunks: how many of its half are there.
+        chunks: how many of its half are there, of `of`.
         parent: where it comes from; None: the origin.
         depth: 0: it hasn't begun, or was dropped.
         waits: rounds since the last chunk, or the last sign of the parent.
     """
 
-    def __init__(self, host: Host) -> None:
-        self.host, self.parent = host, None
+    def __init__(self, host: Host, of: int) -> None:
+        self.host, self.parent, self.of = host, None, of
         self.chunks = self.depth = self.waits = 0
         self.parent: Host | None
+
+    @property
+    def is_over(self) -> bool:
+        return self.chunks == self.of
 
 
 class Broadcast:
@@ -61,9 +65,9 @@ class Broadcast:
         most: streams that a host served at the same time.
     """
 
-    def __init__(self, count: int, seed: int = 0) -> None:
-        self.random, self.tree = random.Random(seed), Tree()
-        self.hosts = {b"%016d" % number: Host(b"%016d" % number) for number in range(count)}
+    def __init__(self, count: int, seed: int = 0, chunks: int = CHUNKS) -> None:
+        self.random, self.tree, self.chunks = random.Random(seed), Tree(), chunks
+        self.hosts = {b"%016d" % number: Host(b"%016d" % number, chunks) for number in range(count)}
         self.sent = self.rounds = self.most = 0
 
     def ask(self, way: Way, lost: Host | None = None) -> None:
@@ -75,7 +79,7 @@ class Broadcast:
         had = {way: way.chunks for _, way in ways}
         served: dict[Host, int] = {}
         for half, way in ways:
-            if not way.host.is_up or not way.host.goes_on or way.chunks == CHUNKS:
+            if not way.host.is_up or not way.host.goes_on or way.is_over:
                 continue
             parent = way.parent
             if parent is None:
@@ -98,7 +102,7 @@ class Broadcast:
 
     def is_refused(self, its: Way, way: Way) -> bool:
         """What a host needs isn't there: it waits only for one that is fetching it, of a lesser depth."""
-        return its.chunks <= way.chunks and (not its.depth or its.chunks == CHUNKS or its.depth >= way.depth)
+        return its.chunks <= way.chunks and (not its.depth or its.is_over or its.depth >= way.depth)
 
     def run(self, each_round: Callable[[], None] = lambda: None) -> None:
         """Lets all fetch at once, until all that can have it. Raises AssertionError if that takes too long."""
@@ -108,12 +112,12 @@ class Broadcast:
         for _, way in ways:
             self.ask(way)
         while any(host.is_fetching for host in every):
-            assert self.rounds < LONGEST, "hosts wait for what doesn't come"
+            assert self.rounds < LONGEST * self.chunks, "hosts wait for what doesn't come"
             each_round()
             self.round(ways)
 
     def times_sent(self) -> float:
-        return self.sent / (2 * CHUNKS)
+        return self.sent / (2 * self.chunks)
 
     def any_host(self) -> Host:
         return self.random.choice(list(self.hosts.values()))
@@ -231,7 +235,7 @@ def without_spare_room(patch: Patch) -> None:
 
 
 def without_lesser_depths(patch: Patch) -> None:
-    patch.setattr(Broadcast, "is_refused", lambda self, its, way: not its.depth or its.chunks == CHUNKS)
+    patch.setattr(Broadcast, "is_refused", lambda self, its, way: not its.depth or its.is_over)
 
 
 def with_the_same_parent_again(patch: Patch) -> None:

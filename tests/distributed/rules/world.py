@@ -236,6 +236,11 @@ class World:
             action()
         self.now = until
 
+    def transact(self, host: Host, action: Callable[[], None]) -> None:
+        """Has a process of a host transact, soon."""
+        stall = self.random.random() < self.weather.stalls
+        self.at(self.random.uniform(0, 20) if stall else self.random.uniform(0, 0.001), action)
+
     def note(self, text: str) -> None:
         self.trace.append(f"{self.now / SECOND:9.4f} {text}")
 
@@ -745,9 +750,7 @@ class Task:
             for one in action.sends if isinstance(action, Race) else (action,):
                 world.send(self._host, one, self._is_alive, lambda answer: self._resume(turn, answer))
         else:
-            stall = world.random.random() < world.weather.stalls
-            delay = world.random.uniform(0, 20) if stall else world.random.uniform(0, 0.001)
-            world.at(delay, lambda: self._transact(action, turn))
+            world.transact(self._host, lambda: self._transact(action, turn))
 
     def _transact(self, action: Transact, turn: int) -> None:
         if not action.is_read and self._is_alive():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -44,6 +45,18 @@ def test_each_signal_that_asks_for_the_end_gets_a_clean_one(agents: Agents, call
         assert code == 0, text
         assert f"{agent.root} is served no longer: {number.name}" in text
         assert agents.processes() == [] and agent.view() == {}
+
+
+def test_an_index_process_may_have_as_many_connections_as_the_system_allows(agents: Agents) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
+    try:
+        agent = agents.serve("a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert hard > 512, "this tests nothing"
+    assert resource.prlimit(agent.pid, resource.RLIMIT_NOFILE) == (512, hard)
+    assert resource.prlimit(agent.index_process(), resource.RLIMIT_NOFILE) == (hard, hard)
 
 
 def test_a_hangup_that_is_ignored_stays_so(agents: Agents, caller: Caller) -> None:
