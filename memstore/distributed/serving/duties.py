@@ -518,6 +518,8 @@ class Duties:
         self._begin("pay", self._pay, self._owes)
         if self._policy is not None:
             self._begin("policy", self._state_policy, threading.Event())
+        if self._root.storage.sees_all_hosts:  # of removed hosts, too
+            self._begin("take over", self._take_over, self._takes)
         self._begin("fill up", self._fill_up, self._fills)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("heartbeat", self._beat, self._beats)
@@ -562,6 +564,17 @@ class Duties:
 
         self._begin("return", work, threading.Event())
 
+    def clear(self, former: bytes, cleared: Callable[[], None]) -> None:
+        """Has all take over what a removed host has left on storage that hosts share; then it calls `cleared`."""
+
+        def work() -> float | None:
+            if not self._driver.run(self._index.clear(former)):
+                return _IDLE
+            cleared()
+            return None
+
+        self._begin(f"clear {former.hex()}", work, threading.Event())
+
     def _look(self) -> None:
         """Looks at the standing, for all duties."""
         with self._looking:
@@ -580,7 +593,8 @@ class Duties:
             if standing is not None and not self._has_leavers and (standing.roster.leavers or standing.stays):
                 self._has_leavers = True
                 self._begin("drain", self._drain, self._drains)
-                self._begin("take over", self._take_over, self._takes)
+                if not self._root.storage.sees_all_hosts:
+                    self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
         appoints, looks, hands, drains = self._appoints, self._looks, self._hands, self._drains
         for event in (appoints, looks, hands, drains, self._beats, self._removes, self._fills):
