@@ -138,7 +138,7 @@ def note_change(
         rows = [(host, at) for host, at in rows if not (is_alone and host in keepers)]
         rows += [(host, version) for host in keepers]
     tables.put_keepers(change.key, rows)
-    tables.put_unnoted(change.key, any(at != version for _, at in rows))
+    tables.put_unnoted(change.key, any(_is_due(at, version) for _, at in rows))
 
 
 def note_batch(tables: Tables, standing: Standing, changes: Sequence[Change]) -> int:
@@ -219,7 +219,7 @@ def due(tables: Tables, keys: Collection[bytes]) -> dict[bytes, list[tuple[bytes
         version = _version_of(tables, key)
         uptos: dict[bytes, int] = {}
         for host, at in tables.keepers(key):
-            if at != version and standing is not None and host in standing.roster.ids:
+            if _is_due(at, version) and standing is not None and host in standing.roster.ids:
                 upto = tables.version if not version else version if not at else version - 1
                 uptos[host] = max(upto, uptos.get(host, 0))
         for host, upto in uptos.items():
@@ -244,7 +244,15 @@ def noted(tables: Tables, host: bytes, rows: Sequence[tuple[bytes, int]]) -> Non
             doubt_replica(tables, key)
         left = tuple((one, at) for one, at in tables.keepers(key) if one in ids and (one != host or at > upto))
         tables.put_keepers(key, left)
-        tables.put_unnoted(key, any(at != version for _, at in left))
+        tables.put_unnoted(key, any(_is_due(at, version) for _, at in left))
+
+
+def _is_due(at: int, version: int) -> bool:
+    """Returns whether a host that keeps a version (0: any, see `forget_keepers`) is to be told of the present one.
+
+    *Schedule (found):* bytes are taken over, and before the keepers are told of that, the key is deleted (0).
+    """
+    return at != version or not version
 
 
 def doubt_replica(tables: Tables, key: bytes) -> None:

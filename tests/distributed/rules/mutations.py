@@ -817,6 +817,11 @@ def _(patch: Patch) -> None:
     patch.setattr(draining, "forget_keepers", lambda tables, key: None)  # pyright: ignore
 
 
+@mutation("a delete leaves what is to be replaced anyway", "a key that is deleted when its bytes were taken over")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "_is_due", lambda at, version: at != version)  # pyright: ignore
+
+
 @mutation("a second death leaves the heir as it was", "an heir that dies")
 def _(patch: Patch) -> None:
     heirs = recovery.heirs
