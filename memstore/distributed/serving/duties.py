@@ -565,11 +565,22 @@ class Duties:
         self._begin("return", work, threading.Event())
 
     def clear(self, former: bytes, cleared: Callable[[], None]) -> None:
-        """Has all take over what a removed host has left on storage that hosts share; then it calls `cleared`."""
+        """Has all take over what a removed host has left on storage that hosts share.
+
+        Then it calls `cleared`, once the grace time is over of what was replaced until then.
+        """
+        shared, done_at = self._root.settings.shared, 0.0
+        assert shared is not None, "only there files stay"
 
         def work() -> float | None:
+            nonlocal done_at
             if not self._driver.run(self._index.clear(former)):
+                done_at = 0.0
                 return _IDLE
+            done_at = done_at or time.monotonic()
+            left = done_at + shared.grace - time.monotonic()
+            if left > 0:
+                return left
             cleared()
             return None
 

@@ -170,12 +170,6 @@ def _(patch: Patch) -> None:
     patch.setattr(recovery, "_left_backup", whatever)
 
 
-@mutation("a dead host is one of those that keep", "deaths on shared storage")
-def _(patch: Patch) -> None:
-    merge = recovery._merge  # pyright: ignore[reportPrivateUsage]
-    patch.setattr(recovery, "_merge", lambda tables, dead, host, *more: merge(tables, b"", host, *more))  # pyright: ignore
-
-
 @mutation("a dead host's folder goes at once", "a host with files on shared storage dies")
 def _(patch: Patch) -> None:
     def clear(one: Any, former: bytes, now: int) -> Any:

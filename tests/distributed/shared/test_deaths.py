@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,10 @@ import torch
 import memstore
 from memstore.distributed.serving import Cluster
 from memstore.distributed.serving.supervision import holders, is_served
-from memstore.engine import state_folder
+from memstore.engine import read_left, state_folder, syscalls
+from memstore.engine.files.segments import write_slots
+from memstore.engine.format.headers import HEAD_SIZE, HeaderSlots, read_slots
+from memstore.engine.format.records import FILLING, LIVE, RETIRED
 from tests.distributed.serving.agents import eventually
 from tests.distributed.shared.pairs import Pair
 from tests.inside import root_of
@@ -47,8 +49,8 @@ def content(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
-    with Pair(folder, grace=60, hosts=3) as pair:
-        a, b, c = pair.stores
+    with Pair(folder, grace=3) as pair:
+        a, b = pair.stores
         b.put("run/kept", BIG)
         b.put("run/replaced", BIG)
         b.put("run/replaced", BIG + 1)
@@ -58,10 +60,10 @@ def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
         b.put("run/small", 1)
         b.put("flat", BIG + 2)
         b.put_many({"run/one": BIG + 3, "run/two": BIG + 4})
-        c.put("run/theirs", BIG + 5)
+        a.put("run/theirs", BIG + 5)
         b.put("run/over", BIG)
-        c.put("run/over", BIG + 6)
-        c.put("mine/first", 1)
+        a.put("run/over", BIG + 6)
+        a.put("mine/first", 1)
         b.put("mine/lent", BIG + 7)
         whole = {
             "flat": BIG + 2,
@@ -76,31 +78,103 @@ def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
         versions = {key: a.info(key).version for key in whole}
         before = a.view("run/kept")
         dead, state = Path(root_of(b).segments), root_of(b).state
-        files = content(dead)
         die(pair, 1)
+        files = content(dead)
         lost = recovered(pair)
-        for store in (a, c):
-            assert sorted(key for key in store if key != "mine/first") == sorted(whole)
-            for key, value in whole.items():
-                assert torch.equal(store.get(key), value) and store.info(key).version == versions[key], key
-            for key in ("run/deleted", "run/small"):
-                with pytest.raises(memstore.KeyNotFoundError):
-                    store.get(key)
+        assert sorted(key for key in a if key != "mine/first") == sorted(whole)
+        for key, value in whole.items():
+            assert torch.equal(a.get(key), value) and a.info(key).version == versions[key], key
+        for key in ("run/deleted", "run/small"):
+            with pytest.raises(memstore.KeyNotFoundError):
+                a.get(key)
         assert "run" in lost and "flat" not in lost and "mine/lent" not in lost
         assert a.info("run/kept").recovered and not os.path.exists(state)
         assert content(dead) == files, "it is only read"
 
         # what was replaced since, by others, stays for who reads it
         a.put("run/kept", BIG + 9)
-        assert torch.equal(before[-5:], BIG[-5:]) and torch.equal(c.get("run/kept"), BIG + 9)
-        c.delete("run/one")
+        assert torch.equal(before[-5:], BIG[-5:]) and torch.equal(a.get("run/kept"), BIG + 9)
+        a.delete("run/one")
         assert content(dead) == files
 
-        # its next life takes the place, once the others have copied what they name there
+        # its next life takes its place, and removes the folder once the others have copied what they name there
         pair.join(1)
         eventually(lambda: not dead.exists(), "the folder is removed")
-        for store in (a, c):
-            for key, value in (*whole.items(), ("run/kept", BIG + 9)):
-                if key not in ("run/one", "run/kept"):
-                    assert torch.equal(store.get(key), value) and store.info(key).version == versions[key], key
-            assert torch.equal(store.get("run/kept"), BIG + 9) and "run/one" not in store
+        del whole["run/one"]
+        with pair.open(1) as again:
+            for store in (a, again):
+                for key, value in {**whole, "run/kept": BIG + 9}.items():
+                    assert torch.equal(store.get(key), value), key
+                    assert key == "run/kept" or store.info(key).version == versions[key]
+                assert "run/one" not in store
+
+
+def copied(pair: Pair, folder: Path) -> tuple[Path, str]:
+    """A copy of the files of host 0, whose headers a test may change, and its id."""
+    source = Path(root_of(pair.stores[0]).segments)
+    return shutil.copytree(source, folder / "copy"), source.name
+
+
+def slots_of(path: Path, store: str) -> HeaderSlots:
+    found = read_slots(path.read_bytes()[:HEAD_SIZE], store)
+    assert found is not None
+    return found
+
+
+def test_what_is_half_published_or_damaged_in_a_folder_counts_for_nothing(pair: Pair, folder: Path) -> None:
+    store = pair.stores[0]
+    group = pair.key_at(0).rpartition("/")[0]
+    store.put(f"{group}/a", BIG)
+    store.put_many({f"{group}/b": BIG, f"{group}/c": BIG})
+    copy, store_id = copied(pair, folder)
+
+    def left() -> set[str]:
+        return {key.decode()[-1] for key, _ in read_left(str(copy), store_id) if key.startswith(group.encode())}
+
+    def file_of(name: str) -> Path:
+        return copy / Path(store.info(f"{group}/{name}").files[0]).name
+
+    def write(name: str, state: int, version: int | None = None) -> None:
+        old = slots_of(file_of(name), store_id)
+        slots = HeaderSlots(old.put_id, state, old.version if version is None else version, old.batch, old.count)
+        with open(file_of(name), "r+b") as file:
+            write_slots(file.fileno(), slots)
+
+    assert left() == {"a", "b", "c"}
+    assert read_left(str(copy), "0" * 32) == [] == read_left(str(folder / "none"), store_id)
+    write("b", FILLING)  # its host died between two headers of what it published last
+    assert left() == {"a"}
+    newest = slots_of(file_of("c"), store_id).version
+    write("a", LIVE, newest + 1)  # and if something was published since, it had come further
+    assert left() == {"a", "c"}
+    write("b", RETIRED)
+    assert left() == {"a", "c"}
+    write("c", LIVE, 0)  # another owner's version
+    assert left() == {"a"}
+    with open(file_of("a"), "r+b") as file:
+        file.seek(HEAD_SIZE + 100)
+        file.write(b"x")
+    assert left() == set()
+
+
+def test_a_file_says_that_it_was_replaced_before_the_call_returns(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that is synced."""
+    store, key = pair.stores[0], pair.key_at(0)
+    states, sync = list[int](), syscalls.sync_data
+
+    def synced(fd: int) -> None:
+        head = os.pread(fd, HEAD_SIZE, 0)
+        found = read_slots(head, root_of(store).settings.store)
+        states.append(-1 if found is None else found.state)
+        sync(fd)
+
+    monkeypatch.setattr(syscalls, "sync_data", synced)
+    for change in (lambda: store.put(key, BIG), lambda: store.put(key, 1), lambda: store.delete(key)):
+        store.put(key, BIG)
+        states.clear()
+        change()
+        assert RETIRED in states, states
+    store.put(key, 1)
+    states.clear()
+    store.put(key, BIG)
+    assert states[:1] == [LIVE], "a put's file says so before it returns"
