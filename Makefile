@@ -1,7 +1,7 @@
 # Each target sets up .venv by itself; extras are installed only for the targets that need them.
 #
 #   make demo        a trainer and two evaluators share weights; one evaluator is killed on the way
-#   make test        the fast tests              make test-full   all of them, on twice the workers: most wait for others
+#   make test        the fast tests              make test-full   all of them
 #   make test-alone    each file of tests in a process of its own; part of test-full
 #   make test-torchrl  the tests with torchrl, in an environment of its own; part of test-full
 #   make test-frameworks  those with Lightning, Accelerate, transformers' Trainer and torchtitan, likewise
@@ -11,13 +11,13 @@
 #   make docs        the documentation as a site, in build/site
 #   make clean       removes the environments and caches   make dist       wheel and sdist, as for a release (docs/releasing.md)
 #
-# PYTHON=python3.12 chooses the interpreter, WORKERS=4 how many processes test. On x86-64, torch from PyPI brings CUDA
+# PYTHON=python3.12 chooses the interpreter, WORKERS=3 how many processes test. On x86-64, torch from PyPI brings CUDA
 # (gigabytes); for the CPU build:
 #   export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 
 TORCH := 2.13.0
 VENV  := .venv
-WORKERS ?= 3  # on 2 cores: many tests wait for processes of their own
+WORKERS ?= 4  # on 2 cores: many tests wait for processes of their own
 RUN   := $(VENV)/bin/python
 WITH_TORCHRL := .venv-torchrl
 WITH_FRAMEWORKS := .venv-frameworks
@@ -41,7 +41,7 @@ test: $(VENV)/.has-test
 
 # The extras are those without which a test is skipped: it draws plots, builds the site, and has the archives checked.
 test-full: $(VENV)/.has-test $(VENV)/.has-demo $(VENV)/.has-docs $(VENV)/.has-release $(VENV)/.has-check
-	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $$(($(WORKERS) + 1)) --dist worksteal -m "full or not full"
+	HYPOTHESIS_PROFILE=full $(RUN) -m pytest -q -n $(WORKERS) --dist worksteal -m "full or not full"
 	@$(MAKE) --no-print-directory test-alone
 	@$(MAKE) --no-print-directory test-malloc
 	@if $(MAKE) --no-print-directory $(WITH_TORCHRL)/.has-torchrl; then $(MAKE) --no-print-directory test-torchrl; else \

@@ -45,11 +45,14 @@ def test_named_tests_exist(page: Path) -> None:
         path = ROOT / file
         assert path.exists(), f"{relative(page)} names {file}"
         if name:
-            nodes = ast.walk(ast.parse(path.read_text()))
-            kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-            defined = {node.name for node in nodes if isinstance(node, kinds)}
-            missing = [word for word in name.split("::") if word not in defined]
+            missing = [word for word in name.split("::") if word not in defined_in(path)]
             assert not missing, f"{relative(page)} names {file}::{name}"
+
+
+@cache
+def defined_in(path: Path) -> set[str]:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
 
 
 # --- docs/internals.md: the files and names that it sends developers to are there -------------------------------------

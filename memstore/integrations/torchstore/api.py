@@ -31,7 +31,7 @@ from memstore._threads import between_forks
 from memstore._wording import an_instance
 from memstore.aio.calls import call
 from memstore.aio.waits import pool_in
-from memstore.errors import NotAStoreError
+from memstore.errors import HomeUnavailableError, NotAStoreError
 from memstore.integrations.torchstore import calls, folders
 from memstore.integrations.torchstore.strategy import HostStrategy, TorchStoreStrategy, no_counterpart
 from memstore.integrations.torchstore.transport import TensorSlice
@@ -285,6 +285,7 @@ class Client:
         self.store_name = store_name
         self.strategy = HostStrategy()
         self._store: memstore.Store | None = None
+        self._is_announced = False  # found by Monarch, whose actors are told of its end too
         self._put_directly: dict[str, tuple[Any, torch.dtype | None]] = {}  # what put_state_dict(None) puts again
 
     def __getattr__(self, name: str) -> Any:
@@ -293,6 +294,7 @@ class Client:
     async def store(self) -> memstore.Store:
         """Returns the Store itself, for what TorchStore doesn't have: `wait`, versions, views, references."""
         if self._store is None:
+            self._is_announced = folders.known_path(self.store_name) is None
             path = await find(self.store_name)
             allow_pickle = os.environ.get(calls.PICKLE_VARIABLE, "") not in ("", "0")
             try:
@@ -313,9 +315,21 @@ class Client:
             fills: it writes into tensors of the caller's.
         """
         with contextlib.suppress(NotAStoreError):
-            return await _in_thread(await self.store(), function, arguments, key, fills=fills)
+            return await self._call_once(function, arguments, key, fills=fills)
         self._store = None  # it was shut down, and perhaps initialized again
-        return await _in_thread(await self.store(), function, arguments, key, fills=fills)
+        return await self._call_once(function, arguments, key, fills=fills)
+
+    async def _call_once(
+        self, function: Callable[..., _ResultT], arguments: tuple[Any, ...], key: str | None, *, fills: bool
+    ) -> _ResultT:
+        try:
+            return await _in_thread(await self.store(), function, arguments, key, fills=fills)
+        except HomeUnavailableError as error:  # of a store that other hosts shut down, the folder here may go last
+            monarch = monarch_names()
+            if not self._is_announced or monarch is None or await monarch.find(self.store_name) is not None:
+                raise
+            self._store = None
+            raise NotInitializedError(f"the store {self.store_name!r} was shut down: {error}") from None
 
     # --- values -------------------------------------------------------------------------------------------------------
 

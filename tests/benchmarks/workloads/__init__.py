@@ -33,6 +33,7 @@ WORKLOADS = {
     "readers": "1 to 64 processes that read a key while it is overwritten",
     "reshard": "1 GiB of DTensors from 4 ranks to 2 of another mesh",
     "follow": "weights of 4 ranks, followed by 2 ranks of another mesh",
+    "engine": "a trainer's weights, copied into the model of a worker that serves it",
     "torchstore": "a script for TorchStore, with its import changed and with TorchStore",
     "remote-small": "1 KiB and 64 KiB between two hosts",
     "remote": "large values, slices and state_dicts of another host",

@@ -17,27 +17,27 @@ from tests.examples import one_in
 from tests.support.explore import Fault
 
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
-QUICK, MANY = 3, 300  # schedules of each scene
+QUICK, MANY = 2, 300  # schedules of each scene
 TRIES = 3000  # schedules in which a broken rule has to be found
 SOON = 60  # the same in the fast run, where those are tried that are found soon
-FOUND_SOON = {
-    "a repeated call is made again",
-    "a grant is good whatever its number",
-    "absence is remembered",
-    "who waits for any key is told of those that were there",
-    "a claim is answered before the deputies have it",
-    "numbers of grants begin anew when the seed is killed",
-    "anybody may be the seed",
-    "records are sent once",
-    "a host isn't told what nothing names any more",
-    "keepers aren't told",
-    "a put returns before its host keeps it",
-    "an heir doesn't know who keeps what it has got",
-    "a put returns before a second host has its value",
-    "who has put a value is believed to keep it",
-    "a release takes a replica",
-    "older attempts go on after a publication",
-    "who gives up without a part leaves no outcome",
+FOUND_SOON = {  # with a schedule that finds it, which is tried first; where the steps have changed, the others are
+    "a repeated call is made again": 2,
+    "a grant is good whatever its number": 1,
+    "absence is remembered": 0,
+    "who waits for any key is told of those that were there": 1,
+    "a claim is answered before the deputies have it": 25,
+    "numbers of grants begin anew when the seed is killed": 3,
+    "anybody may be the seed": 0,
+    "records are sent once": 0,
+    "a host isn't told what nothing names any more": 1,
+    "keepers aren't told": 0,
+    "a put returns before its host keeps it": 0,
+    "an heir doesn't know who keeps what it has got": 0,
+    "a put returns before a second host has its value": 0,
+    "who has put a value is believed to keep it": 7,
+    "a release takes a replica": 9,
+    "older attempts go on after a publication": 0,
+    "who gives up without a part leaves no outcome": 0,
 }
 
 
@@ -92,7 +92,8 @@ def test_a_rule_that_is_left_out_would_be_found(mutation: str, monkeypatch: pyte
     with pytest.raises(Fault) as found:
         if scene in SCRIPTS:
             SCRIPTS[scene]()
-        for seed in range(0 if scene in SCRIPTS else SOON if mutation in FOUND_SOON else TRIES):
+            return
+        for seed in (FOUND_SOON.get(mutation, 0), *range(SOON if mutation in FOUND_SOON else TRIES)):
             Schedule(SCENES[scene], seed).run()
     print(found.value)
 

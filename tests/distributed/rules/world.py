@@ -54,6 +54,7 @@ from memstore.distributed.rules.messages import (
     Replicate,
     Returning,
     Roster,
+    Standing,
     Stay,
     Wait,
     WaitAny,
@@ -94,6 +95,37 @@ PERIODS = {  # seconds
 }
 
 AnySteps = Generator[Any, Any, Any]
+
+
+def _always(tables: SimTables, standing: Standing | None) -> bool:
+    return True
+
+
+def _of_seed(tables: SimTables, standing: Standing | None) -> bool:
+    return standing is not None and standing.is_seed
+
+
+def _of_others(tables: SimTables, standing: Standing | None) -> bool:
+    return standing is None or not standing.is_seed
+
+
+def _drains(tables: SimTables, standing: Standing | None) -> bool:
+    if standing is None:
+        return False
+    return standing.roster.is_leaver(standing.member) or standing.stays or standing.is_sealed
+
+
+_WORK: dict[str, Callable[[SimTables, Standing | None], bool]] = {  # whether a duty would do anything: most seldom do
+    **dict.fromkeys(("mirror", "appoint", "look_for", "remove_silent"), _of_seed),
+    **dict.fromkeys(("ask", "stand_in"), _of_others),
+    "found": lambda tables, standing: standing is None,
+    "hand_over": lambda tables, standing: bool(tables.leaving_groups),
+    "note": lambda tables, standing: bool(tables.unnoted),
+    "fill_up": lambda tables, standing: standing is not None and bool(standing.roster.policies or tables.lacks),
+    "drain": _drains,
+    "take_over": lambda tables, standing: standing is not None and bool(standing.roster.leavers or tables.is_shared),
+    "pay": lambda tables, standing: bool(tables.debts or tables.pending or tables.voids),
+}
 
 
 class FencedOutError(FencedError, HomeUnavailableError, StoreTimeoutError):
@@ -204,9 +236,9 @@ class World:
         heapq.heappush(self._events, (self.now + int(seconds * SECOND), next(self._order), action))
 
     def run(self, seconds: float) -> None:
-        until = self.now + int(seconds * SECOND)
-        while self._events and self._events[0][0] <= until:
-            self.now, _, action = heapq.heappop(self._events)
+        until, events, pop = self.now + int(seconds * SECOND), self._events, heapq.heappop
+        while events and events[0][0] <= until:
+            self.now, _, action = pop(events)
             action()
         self.now = until
 
@@ -348,10 +380,15 @@ class World:
         host.index.bring_back(former, partial(put_anew, self, host))
 
     def _repeat(self, host: Host, index: Index, task: str, period: float) -> None:
+        name, *slots = task.split()
+        has_work, looks_at_waits = _WORK.get(name, _always), name == "mirror"
+        tables, chance, events = host.tables, self.random, self._events
+
         def again(_: object = None) -> None:
-            if host.index is index and task.startswith("mirror"):
+            if looks_at_waits and host.index is index:
                 self._look_at_waits(host, index, also_asks=True)
-            self.at(period * self.random.uniform(0.5, 1.5), start)
+            seconds = period * (0.5 + chance.random())
+            heapq.heappush(events, (self.now + int(seconds * SECOND), next(self._order), start))
 
         def ended(_: object) -> None:
             standing = host.tables.standing()
@@ -366,50 +403,27 @@ class World:
             again()
 
         def start() -> None:
-            if host.index is index and not self._has_work(host, task):
+            if host.index is not index:
+                return
+            if not has_work(tables, tables.own_standing) or (host.address, name) in self.stopped:
                 again()
-            elif host.index is index:
-                name, *slots = task.split()
-                duty = getattr(index, name)
-                if task == "end_sessions":
-                    steps = duty(lambda: self.connected(host))
-                elif task == "take_over":
-                    steps = duty(partial(take_over, self, host))
-                elif task == "fill_up":
-                    steps = duty(partial(copy_here, self, host))
-                else:
-                    steps = duty(*map(int, slots))
-                Task(self, host, steps, lambda: host.index is index, ended).start()
+                return
+            duty = getattr(index, name)
+            if name == "end_sessions":
+                steps = duty(lambda: self.connected(host))
+            elif name == "take_over":
+                steps = duty(partial(take_over, self, host))
+            elif name == "fill_up":
+                steps = duty(partial(copy_here, self, host))
+            else:
+                steps = duty(*map(int, slots))
+            Task(self, host, steps, lambda: host.index is index, ended).start()
 
         self.at(self.random.uniform(0, period), start)
 
-    def stop(self, host: Host, task: str) -> None:
-        """Has an index process do one of its duties no more."""
-        self.stopped.add((host.address, task))
-
-    def _has_work(self, host: Host, task: str) -> bool:
-        """Whether a duty would do anything: most have nothing to do most of the time."""
-        if (host.address, task) in self.stopped:
-            return False
-        tables, standing = host.tables, host.tables.standing()
-        is_seed = standing is not None and standing.is_seed
-        if task.startswith("mirror") or task in ("appoint", "look_for", "remove_silent"):
-            return is_seed
-        if task in ("ask", "stand_in"):
-            return not is_seed
-        if task == "found":
-            return standing is None
-        if task == "hand_over":
-            return bool(tables.leaving_groups)
-        if task == "note":
-            return bool(tables.unnoted)
-        if task == "fill_up":
-            return standing is not None and bool(standing.roster.policies or tables.lacks)
-        if task in ("drain", "take_over"):
-            if standing is None or task == "take_over":
-                return standing is not None and bool(standing.roster.leavers or self.is_shared)
-            return standing.roster.is_leaver(standing.member) or standing.stays or standing.is_sealed
-        return task != "pay" or bool(tables.debts or tables.pending or tables.voids)
+    def stop(self, host: Host, duty: str) -> None:
+        """Has the index processes of a host do one of their duties no more."""
+        self.stopped.add((host.address, duty))
 
     def kill_index(self, host: Host) -> None:
         self.note(f"the index process of {host.address} is killed")
@@ -670,6 +684,8 @@ class World:
 
     def _look_at_waits(self, host: Host, index: Index, *, also_asks: bool = False) -> None:
         waits = index._waits  # pyright: ignore[reportPrivateUsage]
+        if not waits:
+            return
         tickets = None if also_asks else [one for one, (request, _, _) in waits.items() if not isinstance(request, Ask)]
         for ticket, answer in index.ended_waits(host.tables, tickets):
             index.forget(ticket)
