@@ -645,8 +645,8 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     patch.setattr(
         roster,
-        "_is_lost",
-        lambda standing, entry: any(place.host not in standing.roster.ids for place in entry.places),  # pyright: ignore
+        "are_there",
+        lambda tables, standing, places: all(place.host in standing.roster.ids for place in places),  # pyright: ignore
     )
 
 
