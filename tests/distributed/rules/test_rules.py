@@ -17,7 +17,7 @@ from tests.examples import one_in
 from tests.support.explore import Fault
 
 FULL = [pytest.mark.full, pytest.mark.timeout(1800)]
-QUICK, MANY = 2, 300  # schedules of each scene
+QUICK, MANY = 2, 100  # schedules of each scene
 TRIES = 3000  # schedules in which a broken rule has to be found
 SOON = 60  # the same in the fast run, where those are tried that are found soon
 FOUND_SOON = {  # with a schedule that finds it, which is tried first; where the steps have changed, the others are

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -137,13 +138,17 @@ def everywhere(model: torch.nn.Module) -> set[float]:
 CONFIG = VllmConfig(device_config=DeviceConfig("cpu"))
 
 
-def begin(rank: int = 0, world_size: int = 1, port: int = 0) -> None:
-    """Makes vLLM's groups, once a process."""
+def begin(rank: int = 0, world_size: int = 1, meeting: str = "") -> None:
+    """Makes vLLM's groups, once a process.
+
+    Args:
+        meeting: a file by which the ranks find each other: a port that is free now may be taken when they are there.
+    """
     register()
     if not parallel_state.model_parallel_is_initialized():
         CONFIG.parallel_config = ParallelConfig(tensor_parallel_size=world_size)
         with set_current_vllm_config(CONFIG):
-            address = f"tcp://127.0.0.1:{port or free_port()}"
+            address = f"file://{meeting or tempfile.mkdtemp() + '/meeting'}"
             parallel_state.init_distributed_environment(world_size, rank, address, rank, backend="gloo")
             parallel_state.initialize_model_parallel(world_size, 1)
 

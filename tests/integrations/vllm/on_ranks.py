@@ -16,11 +16,11 @@ import torch.distributed as dist
 import memstore
 
 
-def as_worker(root: str, rank: int, world_size: int, port: int) -> dict[str, Any]:
+def as_worker(root: str, rank: int, world_size: int, meeting: str) -> dict[str, Any]:
     """Starts late, with what the environment says; then takes one update more. Counts the bytes that it reads."""
     from tests.integrations.vllm.engines import Trained, begin, numbers, worker
 
-    begin(rank, world_size, port)
+    begin(rank, world_size, meeting)
     before = memstore.bytes_read()
     one = worker(rank)
     late = memstore.bytes_read() - before
@@ -88,7 +88,7 @@ class Silent:
         self.told.append(weight_version)
 
 
-def as_trainer(root: str, rank: int, world_size: int, port: int) -> dict[str, Any]:
+def as_trainer(root: str, rank: int, world_size: int, meeting: str) -> dict[str, Any]:
     """Puts a sharded model, whose tensors nobody gathers."""
     from vllm.distributed.weight_transfer import ModuleSource
 
@@ -98,7 +98,7 @@ def as_trainer(root: str, rank: int, world_size: int, port: int) -> dict[str, An
         def iter_full(self) -> Any:
             raise AssertionError("it has gathered")
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     client = Silent()
     info = MemstoreTrainerInitInfo(root, key="policy", rank=rank)
     engine = MemstoreTrainer.trainer_init(info, client=client, source=Local(Sharded()))
@@ -119,8 +119,8 @@ def as_trainer(root: str, rank: int, world_size: int, port: int) -> dict[str, An
 
 
 if __name__ == "__main__":
-    kind, root, *rest = sys.argv[1:]
-    result = {"workers": as_worker, "trainers": as_trainer}[kind](root, *map(int, rest))
+    kind, root, number, count, file = sys.argv[1:]
+    result = {"workers": as_worker, "trainers": as_trainer}[kind](root, int(number), int(count), file)
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     os._exit(0)  # vLLM's groups need not be taken down in order

@@ -6,23 +6,24 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
 import pytest
 
 import memstore
-from tests.integrations.vllm.engines import Trained, free_port
+from tests.integrations.vllm.engines import Trained
 
 PATIENCE = 500.0  # seconds: vLLM takes ten of them to import on an idle machine, and minutes on a busy one
 
 
 def start(kind: str, root: str, count: int, **environment: str) -> list[subprocess.Popen[str]]:
-    port = free_port()
+    meeting = f"{tempfile.mkdtemp()}/meeting"
     module = "tests.integrations.vllm.on_ranks"
     return [
         subprocess.Popen(
-            [sys.executable, "-m", module, kind, root, str(rank), str(count), str(port)],
+            [sys.executable, "-m", module, kind, root, str(rank), str(count), meeting],
             stdout=subprocess.PIPE, text=True, env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
         )
         for rank in range(count)
