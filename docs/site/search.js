@@ -9,7 +9,6 @@ const PLACES = {
   "recipes": 1,
   "api/": -1,
   "api/aio": -10,  // its methods have the names of those of Store
-  "performance": -8,  // it names everything
   // For contributors: below whatever a reader's page says.
   "decisions/": -30, "project/": -30, "internals": -30, "testing": -30, "releasing": -30, "dependencies": -30,
 };

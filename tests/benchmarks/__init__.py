@@ -6,7 +6,7 @@
     machine.py      what the run ran on
     peers/          one small module for each thing to compare with; limits.py is the machine itself
     workloads/      what is measured, with its goals
-    table.py, plots.py, document.py    the report as text, SVG and docs/performance.md
+    table.py, plots.py, document.py    the report as text, SVG and Markdown (docs/performance.md, docs/project/)
 
 Imports go from the bottom of this list to its top, `__main__` and `workloads` being the only ones that see everything.
 """

@@ -22,7 +22,7 @@ OUTPUT = REPOSITORY / "build" / "benchmarks"  # untracked: runs of this machine
 DOCS = REPOSITORY / "docs"  # tracked: the run that docs/performance.md shows
 IMAGES = "images/performance"
 RESULTS, DATA, LONG_DATA, PAGE = "results.json", "performance.json", "performance-long.json", "performance.md"
-GOALS_PAGE = "project/goals.md"
+MEASUREMENTS_PAGE, GOALS_PAGE = "project/measurements.md", "project/goals.md"
 MINUTES, LEAST_MINUTES = 10.0, 0.1
 
 
@@ -135,9 +135,9 @@ def publish(report: Report) -> None:
         raise SystemExit("only a whole run that was not quick is published")
     _write(report, DOCS, data=DATA if found == set(WORKLOADS) else LONG_DATA, plots=IMAGES)
     _write_page([read(DOCS / data) for data in (DATA, LONG_DATA) if (DOCS / data).exists()], DOCS, plots=IMAGES)
-    page = (DOCS / PAGE).read_text(encoding="utf-8")
+    pages = "".join((DOCS / name).read_text(encoding="utf-8") for name in (PAGE, MEASUREMENTS_PAGE))
     for plot in (DOCS / IMAGES).glob("*.svg"):
-        if f"{IMAGES}/{plot.name}" not in page:  # of a series that has another name by now
+        if f"{IMAGES}/{plot.name}" not in pages:  # of a series that has another name by now
             plot.unlink()
 
 
@@ -151,12 +151,17 @@ def _write(report: Report, folder: Path, *, data: str, plots: str) -> None:
 
 
 def _write_page(reports: list[Report], folder: Path, *, plots: str) -> None:
-    from tests.benchmarks.document import goals, markdown
+    from tests.benchmarks.document import choices, goals, markdown
 
-    (folder / PAGE).write_text(markdown(reports[0], plots, *reports[1:]), encoding="utf-8")
-    (folder / GOALS_PAGE).parent.mkdir(exist_ok=True)
-    (folder / GOALS_PAGE).write_text(goals(reports[0], *reports[1:]), encoding="utf-8")
-    print(f"wrote {PAGE} and {GOALS_PAGE} in {folder}")
+    pages = {
+        PAGE: choices(reports[0], plots),
+        MEASUREMENTS_PAGE: markdown(reports[0], f"../{plots}", *reports[1:]),
+        GOALS_PAGE: goals(reports[0], *reports[1:]),
+    }
+    for name, text in pages.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    print(f"wrote {', '.join(pages)} in {folder}")
 
 
 if __name__ == "__main__":

@@ -90,9 +90,9 @@ def versions(names: dict[str, Any]) -> list[dict[str, int]]:
     return [{key: store.version(key) for key in store} for store in (names["store"], names["small"])]
 
 
-def test_each_is_in_the_tables_once_and_the_page_says_how_many_there_are() -> None:
+def test_each_is_in_the_tables_once_and_the_page_of_tests_says_how_many_there_are() -> None:
     assert len({mistake.code for mistake in MISTAKES}) == len(MISTAKES)
-    page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/project/promise-tests.md").read_text()
     said = re.search(r"tables of more than (\d+) mistakes", page)
     assert said is not None and int(said[1]) < len(MISTAKES) <= int(said[1]) + 50, f"there are {len(MISTAKES)}"
 

@@ -548,6 +548,8 @@ def keep_published(client: Client, own: PutPart, outcome: AttemptOutcome) -> Ste
             seen = yield from view(lambda tables: look_at(tables, [], [group]))
             if seen.standing is None:
                 return
+            if seen.standing.is_sealed:  # drained meanwhile: it keeps nothing any more
+                return
             if group in seen.owned:
                 yield from tell_keepers([part.key], client.silent)
                 return

@@ -134,5 +134,5 @@ def test_a_publisher_that_is_faster_than_the_tree(eight: ServedHosts) -> None:
         with reading(eight, "follow") as workers:
             for worker in workers.values():
                 worker.send("read")
-            found = [worker.recv(LONG) for worker in workers.values()]
+            found = [worker.recv(4 * LONG) for worker in workers.values()]
     assert all(versions == sorted(set(versions)) and len(versions) == 5 for versions in found), found
