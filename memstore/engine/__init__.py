@@ -170,7 +170,7 @@ from memstore.engine.protocols.sharded_put import (
 )
 from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
 from memstore.engine.repair.repair import repair_store
-from memstore.engine.repair.salvage import FoundPart
+from memstore.engine.repair.salvage import FoundPart, read_left
 from memstore.engine.repair.verify import verify_store
 from memstore.engine.root.filesystem import filesystem_name, is_in_memory, lock_holders
 from memstore.engine.root.folder import DOORBELL, absolute_path, create_file, has_settings

@@ -389,8 +389,10 @@ def _open_shared(
 def _chosen(creation: Creation) -> Settings:
     checksum = True if creation.checksum is None and creation.shared is not None else creation.checksum
     inline_limit = creation.inline_limit
-    if inline_limit is None and creation.capacity is not None and creation.capacity < _TIGHT:
-        inline_limit = SMALL  # the first 8 MiB of the catalog don't count, and it gives nothing back
+    is_tight = creation.capacity is not None and creation.capacity < _TIGHT
+    if inline_limit is None and (is_tight or creation.shared is not None):
+        # the first 8 MiB of the catalog don't count, and it gives nothing back; files that hosts share outlive it
+        inline_limit = SMALL
     return new_settings(
         durability=creation.durability,
         checksum=checksum,

@@ -87,6 +87,7 @@ class CatalogTables:
         sealed: segments that this process has filled, and still has open: no row says that they are whole. `lend`,
             `own` and `put_copy` may name them.
         checked: records of entries that were looked at before.
+        is_shared: the root lies on storage that hosts share.
 
     Attributes:
         has_owed: another host is owed something by what was done here.
@@ -99,8 +100,11 @@ class CatalogTables:
         effects: Effects,
         sealed: Sequence[SealedSegment] = (),
         checked: Checked | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self._transaction, self._member, self._effects = transaction, member, effects
+        self.is_shared = is_shared
         self._checked = checked or {}
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
@@ -925,10 +929,14 @@ def run(
         CorruptionError: a row is damaged, or an entry can't be one. Nothing has changed.
     """
     need_cluster(root, deadline)
-    member = root.member_id()
+    member, is_shared = root.member_id(), root.storage.sees_all_hosts
+
+    def act(transaction: Transaction, effects: Effects) -> Result:
+        return action(CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared))
+
     return change_served(
         root,
-        lambda transaction, effects: action(CatalogTables(transaction, member, effects, sealed, checked)),
+        act,
         deadline,
         most=most,
     )
@@ -945,14 +953,18 @@ def look(root: Root, action: Callable[[CatalogTables], Result], deadline: float)
         MustChange: the action has tried to write.
         CorruptionError: a row is damaged.
     """
-    member = root.member_id()
+    member, is_shared = root.member_id(), root.storage.sees_all_hosts
+
+    def see(transaction: Transaction) -> Result:
+        return action(CatalogTables(transaction, member, Effects(transaction), is_shared=is_shared))
+
     if not root.catalog.is_served and root.catalog.view(Transaction.counters).membership:
         if root.lock is None:  # its LMDB reads only: it opens tables as it has opened all, in a read transaction
             root.catalog.open_served()
         else:
             root.mutex.run(root.catalog.open_served, deadline)
     try:
-        return root.catalog.view(lambda transaction: action(CatalogTables(transaction, member, Effects(transaction))))
+        return root.catalog.view(see)
     except ReadOnlyTransaction:
         raise MustChange from None
 

@@ -341,13 +341,17 @@ class _Round(msgspec.Struct):
 
 
 class Takeovers:
-    """Values that this host has taken over of members that leave, since its index process was started."""
+    """What this host has taken over of members that leave, since its index process was started.
+
+    On storage that hosts share, of such, too, that were removed: their files are there until nothing names them.
+    """
 
     def __init__(self) -> None:
         self._rounds: dict[bytes, _Round] = {}
+        self._asked: dict[bytes, tuple[tuple[int, int], int]] = {}  # by removed member: the roster, and the round
 
     def answer(self, standing: Standing, request: TakeOver) -> Answer:
-        if not standing.roster.is_leaver(request.member):
+        if not _may_go(standing.roster, request.member):
             return Later()
         found = self._rounds.get(request.member)
         if found is None or found.number != request.round:
@@ -358,16 +362,38 @@ class Takeovers:
         """Looks through all records for each leaver that has asked. Returns whether a pass is to be made again soon."""
         standing = yield from view(lambda tables: tables.standing())
         for leaver, now in list(self._rounds.items()):
-            if standing is None or not standing.roster.is_leaver(leaver):
+            if standing is None or not _may_go(standing.roster, leaver):
                 del self._rounds[leaver]
             elif not isinstance(now.answer, Done):
                 now.answer = yield from _take_all(leaver, take)
         return any(one.answer is None for one in self._rounds.values())
 
+    def clear(self, former: bytes, now: int) -> Steps[bool]:
+        """Asks all, and this host, whether they have taken over what a removed member has left. Then it can go.
+
+        A drain may carry a record from who hasn't looked yet to who has: all look anew under another roster.
+        """
+        standing = yield from view(own_standing)
+        position = standing.roster.position
+        if self._asked.get(former, (None, 0))[0] != position:
+            self._asked[former] = position, now
+        request = TakeOver(former, self._asked[former][1])
+        others = [member for member in standing.roster.members if member.id != standing.member]
+        answers = yield from send_all([(member, request) for member in others])
+        after = yield from view(own_standing)
+        has_moved = bool(standing.roster.leavers) or after.roster.position != position
+        is_done = all(isinstance(answer, Done) for answer in (*answers, self.answer(standing, request)))
+        return is_done and not has_moved
+
+
+def _may_go(roster: Roster, member: bytes) -> bool:
+    """Returns whether a member leaves; or was removed, and what it owned has owners."""
+    return roster.is_leaver(member) or (member not in roster.ids and roster.departed_of(member) is None)
+
 
 def _take_all(leaver: bytes, take: Take) -> Steps[Done | Failed | None]:
     """Takes over what records name there. Returns what a pass has met: None, if it is to be made again."""
-    after, first, is_whole = b"", None, True
+    after, first, is_whole = b"", None, not (yield from view(lambda tables: _are_to_come(tables, leaver)))
     while True:
         found, last = yield from view(lambda tables, start=after: _page(tables, leaver, start))
         for key in found:
@@ -381,6 +407,12 @@ def _take_all(leaver: bytes, take: Take) -> Steps[Done | Failed | None]:
             return first or (Done() if is_whole else None)
         after = last
         yield from pause(directory.BETWEEN)
+
+
+def _are_to_come(tables: Tables, leaver: bytes) -> bool:
+    """Returns whether records may still come that name a removed member: of hand-overs. (A leaver asks twice.)"""
+    roster = own_standing(tables).roster
+    return leaver not in roster.ids and bool(roster.leavers or tables.all_kept(None, 1) or tables.all_leaving())
 
 
 def _page(tables: Tables, leaver: bytes, after: bytes) -> tuple[list[bytes], bytes | None]:

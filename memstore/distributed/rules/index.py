@@ -127,6 +127,7 @@ class Index:
             deputy; 0: it never does by itself.
         remove_after: nanoseconds of the leases that members hold, while this host is the seed; 0: they hold none.
         host_lease: this host's; None: one that nobody else reads.
+        left: reads what removed members have left on storage that hosts share; None: there is none.
 
     Attributes:
         refusal: the seed's last answer, if it was one: this root can't be a member.
@@ -147,6 +148,7 @@ class Index:
         promote_after: int = 0,
         remove_after: int = 0,
         host_lease: fence.HostLease | None = None,
+        left: recovery.Left | None = None,
     ) -> None:
         self.member, self._clock, self._moved = member, clock, moved
         self._addresses = list(addresses)
@@ -166,7 +168,7 @@ class Index:
         self.leaver = draining.Leaver(clock)
         self._takeovers = draining.Takeovers()
         self.notes = recovery.Notes(clock)
-        self.recovery = recovery.Recovery()
+        self.recovery = recovery.Recovery(left)
         self.returns: list[returning.Returns] = []
         self._swept: tuple[int, Returns] | None = None  # `losses` when it last looked for records whose bytes are gone
         self._stale: tuple[int, int] | None = None  # `losses`, and the epoch, when it last looked for stale backups
@@ -655,6 +657,10 @@ class Index:
 
     def take_over(self, take: draining.Take) -> Steps[bool]:
         return (yield from self._takeovers.run(take))
+
+    def clear(self, former: bytes) -> Steps[bool]:
+        """Returns whether what a removed member has left on storage that hosts share is named nowhere any more."""
+        return (yield from self._takeovers.clear(former, self._clock()))
 
     def mirror(self, slot: int) -> Steps[None]:
         while (yield from self.seed.mirror(slot)):

@@ -57,6 +57,7 @@ from memstore.distributed.rules.nouns import (
 )
 from memstore.distributed.rules.recovery import (
     ToKeep,
+    are_there,
     drop_named,
     due,
     keep,
@@ -164,13 +165,13 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         kept.version is None or not is_free or grant.epoch > standing.roster.epoch
     ):  # records may name hosts that are new
         return False
-    page, ids = tables.kept_page(group, ROWS_LIMIT), standing.roster.ids
+    page = tables.kept_page(group, ROWS_LIMIT)
     for key, entry in page:
         tables.forget_kept(key)
         if entry is None:
             tables.put_damaged(key)
             continue
-        if entry.places and any(place.host not in ids for place in entry.places):
+        if not are_there(tables, standing, entry.places):
             with passing_over(tables, key):  # that host was removed while the group was on its way
                 dispose(tables, standing, entry.places)
             remembering.note(tables, Change(key, None))

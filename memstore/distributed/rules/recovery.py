@@ -19,6 +19,10 @@ on gives it the groups, which it opens as it would those of a hand-over.
 
 A member answers only when it knows that the owner was removed. From then on its processes write no row of that owner's:
 their puts raise UnknownOutcomeError. Rows of an owner before a hand-over don't count (`Ownership.since`).
+
+**On storage that hosts share** the dead host's files are there still. Records that name them stay (`are_there`), and
+the heir reads the folder as the answer of one more member (`Left`): what the dead host has put into its own groups, by
+the headers of its files. A file that was replaced or deleted says so before that is acknowledged.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import msgspec
 
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
+    EPOCH_BITS,
     PORTION,
     ROWS_LIMIT,
     Answer,
@@ -135,7 +140,7 @@ def note_change(
         rows = [(host, at) for host, at in rows if not (is_alone and host in keepers)]
         rows += [(host, version) for host in keepers]
     tables.put_keepers(change.key, rows)
-    tables.put_unnoted(change.key, any(at != version for _, at in rows))
+    tables.put_unnoted(change.key, any(_is_due(at, version) for _, at in rows))
 
 
 def note_batch(tables: Tables, standing: Standing, changes: Sequence[Change]) -> int:
@@ -216,7 +221,7 @@ def due(tables: Tables, keys: Collection[bytes]) -> dict[bytes, list[tuple[bytes
         version = _version_of(tables, key)
         uptos: dict[bytes, int] = {}
         for host, at in tables.keepers(key):
-            if at != version and standing is not None and host in standing.roster.ids:
+            if _is_due(at, version) and standing is not None and host in standing.roster.ids:
                 upto = tables.version if not version else version if not at else version - 1
                 uptos[host] = max(upto, uptos.get(host, 0))
         for host, upto in uptos.items():
@@ -241,7 +246,15 @@ def noted(tables: Tables, host: bytes, rows: Sequence[tuple[bytes, int]]) -> Non
             doubt_replica(tables, key)
         left = tuple((one, at) for one, at in tables.keepers(key) if one in ids and (one != host or at > upto))
         tables.put_keepers(key, left)
-        tables.put_unnoted(key, any(at != version for _, at in left))
+        tables.put_unnoted(key, any(_is_due(at, version) for _, at in left))
+
+
+def _is_due(at: int, version: int) -> bool:
+    """Returns whether a host that keeps a version (0: any, see `forget_keepers`) is to be told of the present one.
+
+    *Schedule (found):* bytes are taken over, and before the keepers are told of that, the key is deleted (0).
+    """
+    return at != version or not version
 
 
 def doubt_replica(tables: Tables, key: bytes) -> None:
@@ -603,15 +616,24 @@ def is_pending(tables: Tables, roster: Roster, groups: Collection[bytes]) -> boo
 # --- the heir ---------------------------------------------------------------------------------------------------------
 
 
+Left = Callable[[bytes], Sequence[tuple[bytes, Entry]] | None]
+"""Reads what a removed member has put into groups of its own, by key. None: it can't be read now."""
+
+
 class Recovery:
     """What this host does as an heir, since its index process was started.
+
+    Args:
+        left: on storage that hosts share.
 
     Attributes:
         silent: members that have not said yet what they keep.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, left: Left | None = None) -> None:
         self.silent: tuple[Member, ...] = ()
+        self._left = left
+        self._found: dict[bytes, Sequence[tuple[bytes, Entry]]] = {}  # what `left` has read, by member
         self._groups: dict[bytes, list[bytes]] = {}  # by member, names of the groups that it owned, for people
 
     def run(self) -> Steps[bool]:
@@ -626,6 +648,7 @@ class Recovery:
                 if found is not None:
                     yield from send(standing.seed, Recovered(one.member.id, standing.member, is_over=not found))
             elif not (yield from view(lambda tables, one=one: _has_kept(tables, one.member.id))):
+                self._found.pop(one.member.id, None)
                 yield from tell_lost(one.member.label, self._groups.pop(one.member.id, []))
                 yield from send(standing.seed, Recovered(one.member.id, standing.member, is_over=True))
         if not own:
@@ -679,15 +702,55 @@ class Recovery:
                 if answer.after:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))
+        return (yield from self._read_left(dead, rows))
+
+    def _read_left(self, dead: bytes, rows: Mapping[bytes, Ownership]) -> Steps[bool]:
+        """Takes in what the member has left of these groups. Returns whether it could be read."""
+        if self._left is None:
+            return True
+        found = self._found.get(dead)
+        if found is None:
+            found = self._left(dead)  # once all members know of the removal
+            if found is None:
+                return False
+            self._found[dead] = found
+        some = [(key, _left_backup(rows[group_of(key)], entry)) for key, entry in found if group_of(key) in rows]
+        counting = [(key, backup) for key, backup in some if backup is not None]
+        for first in range(0, len(counting), _AT_ONCE):
+            portion = counting[first : first + _AT_ONCE]
+            yield from transact(lambda tables, some=portion: _merge(tables, dead, dead, rows, some))
+            yield from pause(_SOON)
         return True
 
 
-def _is_whole(tables: Tables, group: bytes) -> bool:
-    """Returns whether all that was acknowledged of a group is there, most likely: its puts waited for a second host.
+def _left_backup(row: Ownership, entry: Entry) -> Backup | None:
+    """Returns what a file of the owner stands for; None: it may be of an earlier time when it owned the group.
 
-    What had no replica yet, of sharded puts, or from before there was a policy, nobody knows.
+    *Schedule:* a group is handed over, its next owner deletes a key, and hands it back; the file's host has not heard
+    yet that it is to go, and dies. So nothing of a group that was handed over to it counts, but from an heir's time on.
     """
-    policy = own_standing(tables).roster.policy_of(group)
+    is_first = not row.grant.after or row.grant.recovered == row.grant.epoch
+    if not is_first or entry.version < row.grant.epoch << EPOCH_BITS:
+        return None
+    return Backup(entry.version, row.grant.number, entry.body, entry.places)
+
+
+def are_there(tables: Tables, standing: Standing, places: Collection[Place]) -> bool:
+    """Returns whether bytes lie on members, or on storage that hosts share."""
+    there = standing.roster.ids | {standing.member}  # its own removal may not count yet
+    return tables.is_shared or all(place.host in there for place in places)
+
+
+def _is_whole(tables: Tables, group: bytes) -> bool:
+    """Returns whether all that was acknowledged of a group is there, most likely.
+
+    Its puts waited for a second host; or it is one key, and is there: of this an older version doesn't come back. What
+    had no replica yet, of sharded puts, or from before there was a policy, nobody knows.
+    """
+    standing, flat = own_standing(tables), tables.kept_record(group)
+    if flat is not None and are_there(tables, standing, flat.places):
+        return True
+    policy = standing.roster.policy_of(group)
     return policy is not None and not policy.is_async and tables.kept(group) is not None
 
 
@@ -728,8 +791,8 @@ def _merge(
     groups: Mapping[bytes, Ownership],
     rows: Sequence[tuple[bytes, Backup]],
 ) -> None:
-    """Keeps the largest version of each key, and notes who else keeps one."""
-    is_elsewhere, taken = host != own_standing(tables).member, dict[bytes, bool]()
+    """Keeps the largest version of each key, and notes who else keeps one. The dead host keeps none."""
+    is_elsewhere, taken = host not in (own_standing(tables).member, dead), dict[bytes, bool]()
     for key, backup in rows:
         row = groups.get(group_of(key))
         if row is None or backup.number < row.first:

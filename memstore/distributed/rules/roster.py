@@ -53,7 +53,6 @@ from memstore.distributed.rules.nouns import (
     TERM_BITS,
     Change,
     Departed,
-    Entry,
     Grant,
     Member,
     Ownership,
@@ -63,7 +62,7 @@ from memstore.distributed.rules.nouns import (
     Standing,
 )
 from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
-from memstore.distributed.rules.recovery import LOST_LIMIT, heirs, is_pending, note_change, tell_lost
+from memstore.distributed.rules.recovery import LOST_LIMIT, are_there, heirs, is_pending, note_change, tell_lost
 from memstore.distributed.rules.sharded import end_strays
 from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, transact, view
 
@@ -354,12 +353,8 @@ def _lost_page(tables: Tables, after: bytes) -> tuple[list[bytes], bytes | None]
     standing = tables.standing()
     assert standing is not None
     page = tables.heads(after, ROWS_LIMIT)
-    return [key for key, entry in page if _is_lost(standing, entry)], page[-1][0] if page else None
-
-
-def _is_lost(standing: Standing, entry: Entry | None) -> bool:
-    there = standing.roster.ids | {standing.member}  # its own removal may not count yet
-    return entry is not None and any(place.host not in there for place in entry.places)
+    lost = [key for key, entry in page if entry and not are_there(tables, standing, entry.places)]
+    return lost, page[-1][0] if page else None
 
 
 def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
@@ -368,7 +363,7 @@ def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
     for key in keys:
         with passing_over(tables, key):
             entry = tables.head(key)
-            if entry is None or not _is_lost(standing, entry):  # it was put anew
+            if entry is None or are_there(tables, standing, entry.places):  # it was put anew
                 continue
             tables.delete_record(key)
             remembering.note_loss(tables, standing, key, entry)

@@ -221,6 +221,8 @@ class KeptGroup(msgspec.Struct, frozen=True, array_like=True):
 class Tables(AttemptRows, Protocol):
     """One transaction. Parts of sharded puts name the hosts of their segments, this one too."""
 
+    is_shared: bool  # all hosts read one storage, so bytes of members that were removed are there still
+
     @property
     def version(self) -> int: ...  # the last one that was assigned here
     @version.setter

@@ -518,6 +518,8 @@ class Duties:
         self._begin("pay", self._pay, self._owes)
         if self._policy is not None:
             self._begin("policy", self._state_policy, threading.Event())
+        if self._root.storage.sees_all_hosts:  # of removed hosts, too
+            self._begin("take over", self._take_over, self._takes)
         self._begin("fill up", self._fill_up, self._fills)
         self._begin("audit", lambda: self._do(index.audit(), _AUDIT), threading.Event())
         self._begin("heartbeat", self._beat, self._beats)
@@ -562,6 +564,28 @@ class Duties:
 
         self._begin("return", work, threading.Event())
 
+    def clear(self, former: bytes, cleared: Callable[[], None]) -> None:
+        """Has all take over what a removed host has left on storage that hosts share.
+
+        Then it calls `cleared`, once the grace time is over of what was replaced until then.
+        """
+        shared, done_at = self._root.settings.shared, 0.0
+        assert shared is not None, "only there files stay"
+
+        def work() -> float | None:
+            nonlocal done_at
+            if not self._driver.run(self._index.clear(former)):
+                done_at = 0.0
+                return _IDLE
+            done_at = done_at or time.monotonic()
+            left = done_at + shared.grace - time.monotonic()
+            if left > 0:
+                return left
+            cleared()
+            return None
+
+        self._begin(f"clear {former.hex()}", work, threading.Event())
+
     def _look(self) -> None:
         """Looks at the standing, for all duties."""
         with self._looking:
@@ -580,7 +604,8 @@ class Duties:
             if standing is not None and not self._has_leavers and (standing.roster.leavers or standing.stays):
                 self._has_leavers = True
                 self._begin("drain", self._drain, self._drains)
-                self._begin("take over", self._take_over, self._takes)
+                if not self._root.storage.sees_all_hosts:
+                    self._begin("take over", self._take_over, self._takes)
         self.mirror_soon()
         appoints, looks, hands, drains = self._appoints, self._looks, self._hands, self._drains
         for event in (appoints, looks, hands, drains, self._beats, self._removes, self._fills):

@@ -50,7 +50,7 @@ from memstore.distributed.rules import (
 )
 from memstore.distributed.serving.cluster import LOST_NAMED, policy_of
 from memstore.distributed.serving.duties import Driver, Duties, Ending, ProcessEnded
-from memstore.distributed.serving.membership import Membership, name_of, own_member, remove_cluster_file
+from memstore.distributed.serving.membership import Membership, name_of, own_member, read_left_of, remove_cluster_file
 from memstore.distributed.serving.questions import Leaving, Promote, Reported, standing_of
 from memstore.distributed.serving.requests import Answers, Connections, KeyWaits, SeedWaits
 from memstore.distributed.serving.returns import PutAnew, RootSetAside, set_aside_before
@@ -155,12 +155,16 @@ class IndexProcess:
             promote_after=int(options.promote_after * 1e9),
             remove_after=int(options.remove_after * 1e9),
             host_lease=HostLease(boot_clock, root.host_lease, is_exempt=root.settings.durable),
+            left=partial(read_left_of, root) if root.storage.sees_all_hosts else None,
         )
         self._links = Links(secret=secret, kind=INDEX, hello=hello, traffic=self._traffic)
         self._waits = KeyWaits(root, self._index, ending)
         self._driver = Driver(root, self._links, ending, self._has_transacted)
         self._membership = Membership(
-            root, options, member, self._index, self._driver, self._links, ending, hello=hello, news=start.news
+            *(root, options, member, self._index, self._driver, self._links, ending),
+            hello=hello,
+            news=start.news,
+            clear=lambda former, cleared: self._duties.clear(former, cleared),
         )
         connections = Connections()
         self._duties = Duties(

@@ -10,23 +10,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from memstore._parsing import UNDECODABLE
+from memstore.distributed.catalog import entry_of
 from memstore.distributed.links import Hello, Links
-from memstore.distributed.rules import Index, Meet, Member, Met, Roster, Standing, send
+from memstore.distributed.rules import Entry, Index, Meet, Member, Met, Roster, Standing, send
 from memstore.distributed.serving.duties import Driver, Ending, ProcessEnded
 from memstore.distributed.serving.questions import standing_of
 from memstore.distributed.serving.supervision import CLUSTER_FILE, Kind, News, Options, say, tell
-from memstore.engine import Root, create_file, syscalls
+from memstore.engine import Root, create_file, read_left, segments_of, syscalls
 from memstore.errors import NotServedError
 
 _LONG = 2.0  # seconds after which people are told what a host waits for
 _END = ".json"
+_ID = re.compile(r"[0-9a-f]{32}")
 _LONGEST = 4096  # bytes
 _BACK = "serve it again, and it comes back as a new host, with what nobody has put or deleted since"
 _ANOTHER = "serve an empty folder to make another host of it"
@@ -63,6 +68,7 @@ class Membership:
         member: this host.
         hello: what this process says of itself.
         news: the pipe to the agent.
+        clear: has all hosts take over what a removed one has left on the storage; then it calls what it is given.
     """
 
     def __init__(
@@ -77,10 +83,11 @@ class Membership:
         *,
         hello: Hello,
         news: int,
+        clear: Callable[[bytes, Callable[[], None]], None],
     ) -> None:
         self._root, self._options, self._member = root, options, member
         self._index, self._driver, self._links, self._ending = index, driver, links, ending
-        self._hello, self._news = hello, news
+        self._hello, self._news, self._clear = hello, news, clear
         self._standing: Standing | None = None
         self._asked, self._began = "", time.monotonic()  # the seed that is asked, and since when
         self._told: set[str] = set()
@@ -175,10 +182,16 @@ class Membership:
         member = self._member
         try:
             note_owner(self._root, member)
-            for former in remove_former_lives(self._root, member, standing.roster):
-                say(f"removed what the host {former} has left on the storage, which was served at this address")
+            for former in former_lives(self._root, member, standing.roster):
+                self._clear(bytes.fromhex(former), partial(self._remove_former_life, former))
         except OSError as error:
             log.warning("%s: what former hosts at %s have left stays: %s", self._root.path, member.address, str(error))
+
+    def _remove_former_life(self, former: str) -> None:
+        folder = os.path.dirname(self._root.segments)
+        shutil.rmtree(f"{folder}/{former}", ignore_errors=True)
+        syscalls.unlink(f"{folder}/{former}{_END}")  # last: what was left of the folder is found again
+        say(f"removed what the host {former} has left on the storage, which was served at this address")
 
 
 # --- what people are told ---------------------------------------------------------------------------------------------
@@ -310,7 +323,9 @@ def remove_cluster_file(root: Root) -> None:
 
 
 # --- shared storage ---------------------------------------------------------------------------------------------------
-# What a host that has lost its state folder has left on storage that hosts share: its next life removes it.
+# What a removed host has left on storage that hosts share. Its heir reads there what it has put into its own groups
+# (`read_left_of`), and records of other hosts that name its files stay. Its next life removes the folder, once all
+# have copied what they name there (`rules.Takeovers`).
 #
 # Beside the folder of a host's files there is a file of the same name that says at which address the host is served.
 # What another id has left at this host's address is that of a former life, once the seed has removed that from the
@@ -338,22 +353,30 @@ def note_owner(root: Root, member: Member) -> None:
     syscalls.rename(temporary, path)
 
 
-def remove_former_lives(root: Root, member: Member, roster: Roster) -> list[str]:
-    """Removes the files of hosts that were served at this one's address, and are members no more. Returns their ids.
-
-    Raises OSError.
-    """
+def former_lives(root: Root, member: Member, roster: Roster) -> list[str]:
+    """Returns the ids of hosts that were served at this one's address, and are members no more. Raises OSError."""
     folder, own = os.path.split(root.segments)
-    removed: list[str] = []
+    found: list[str] = []
     for name in os.listdir(folder):
         former = name.removesuffix(_END)
         if former in (name, own) or any(former == one.id.hex() for one in roster.members):
             continue
-        if _address_in(f"{folder}/{name}") == member.address:
-            shutil.rmtree(f"{folder}/{former}", ignore_errors=True)
-            syscalls.unlink(f"{folder}/{name}")  # last: what was left of the folder is found again
-            removed.append(former)
-    return removed
+        if _ID.fullmatch(former) and _address_in(f"{folder}/{name}") == member.address:
+            found.append(former)
+    return found
+
+
+def read_left_of(root: Root, member: bytes) -> list[tuple[bytes, Entry]] | None:
+    """Reads what a removed host has put into groups of its own, from its folder: a `rules.Left`.
+
+    It only reads: a host that was removed, and runs still, isn't disturbed.
+    """
+    folder = segments_of(root.path, member.hex())
+    try:
+        return [(key, entry_of(record, member)) for key, record in read_left(folder, member.hex())]
+    except OSError as error:
+        log.warning("%s: what the removed host has left there can't be read yet: %s", folder, str(error))
+        return None
 
 
 def _address_in(path: str) -> str | None:

@@ -575,7 +575,7 @@ class Transfers:
         def publish_one(records: Sequence[Record], sealed: Sequence[SealedSegment]) -> Result:
             return publish(records[0], sealed)
 
-        return take_values(self._root, [(key, record)], host, self._receive, publish_one, deadline)
+        return take_values(self._root, [(key, record)], host, self._fetch, publish_one, deadline)
 
     def take_all(
         self,
@@ -584,7 +584,7 @@ class Transfers:
         deadline: float,
     ) -> Result:
         """Copies all of values that lies on other hosts to files of this one: see `take_values`."""
-        return take_values(self._root, values, None, self._receive, publish, deadline)
+        return take_values(self._root, values, None, self._fetch, publish, deadline)
 
     def _pin(self, key: bytes, record: Record, deadline: float) -> Pinned | None:
         elsewhere: dict[bytes, list[SegmentExtent]] = {}
@@ -633,6 +633,10 @@ class Transfers:
         if record.start or self._root.lock is None:
             return None
         return PartCopies(self._root, key, record.elsewhere(self._root.member_id()), mapping)
+
+    def _fetch(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool:
+        """Reads ranges of files, on storage that hosts share; else it receives them."""
+        return self._receive(hosts, deadline) if self._files is None else self._files.read(hosts, deadline)
 
     def _receive(self, hosts: Mapping[bytes, Sequence[SegmentRanges]], deadline: float) -> bool:
         nbytes = sum([part.ranges.nbytes for parts in hosts.values() for part in parts])

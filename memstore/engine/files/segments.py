@@ -662,12 +662,6 @@ class SharedStorageWriter(SegmentWriter):
         self._header, self._start, self._end = header, header.nbytes, header.nbytes + nbytes
         self._scratch = bytearray(self.size)  # fresh zeros of the kernel's, where it is large
 
-    def seal(self, checksums: bytes | None, *, durable: bool) -> SealedSegment:
-        sealed = super().seal(checksums, durable=durable)
-        if not durable:
-            syscalls.sync(self.file.lock_file.fd)
-        return sealed
-
 
 # --- reads -----------------------------------------------------------------------------------------------------------
 

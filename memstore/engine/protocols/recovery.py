@@ -147,6 +147,7 @@ def mark_gone(root: Root, segments: Iterable[int]) -> None:
             file = _open_to_mark(root, segment)
             if file is not None:
                 write_state(file.fd, RETIRED)
+                _sync_for_others(root, file)
                 _say_gone(file)
         except CorruptionError:
             continue  # nothing is known of it
@@ -182,8 +183,15 @@ def _mark(root: Root, segment: int, state: int) -> None:
         return
     try:
         write_state(file.fd, state)
+        _sync_for_others(root, file)
     finally:
         file.close()
+
+
+def _sync_for_others(root: Root, file: OwnedFile) -> None:
+    """Syncs a header, where other hosts go by it after this one's death: see `distributed/rules/recovery.py`."""
+    if root.storage.sees_all_hosts:
+        syscalls.sync_data(file.fd)
 
 
 def _open_to_mark(root: Root, segment: int) -> OwnedFile | None:

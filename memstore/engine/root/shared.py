@@ -261,7 +261,7 @@ class SharedStorage(StorageDriver):
     def __init__(self, places: StorePaths, settings: Settings) -> None:
         super().__init__(places, settings)
         assert settings.shared is not None, "no store on shared storage"
-        self._settings = settings.shared
+        self._settings, self.durable = settings.shared, True  # others read the files, also after this host's death
         self._claims = FileClaims(f"{places.state}/{CLAIMS_FILE}")
 
     def _open(self, segment: int, path: str, flags: int) -> StorageFile:

@@ -119,7 +119,8 @@ def check_gone(world: World, hosts: Sequence[Host]) -> None:
             "parts": [part.host for part in tables.parts()],
         }
         for what, hosts_named in named.items():
-            if gone := set(hosts_named) - standing.roster.ids:
+            may = world.graves.keys() if what in ("records", "kept", "backups") else ()
+            if gone := set(hosts_named) - standing.roster.ids - set(may):
                 raise Fault(f"{host.address} has {what} of {gone}", tuple(world.trace))
 
 
@@ -142,6 +143,7 @@ def check_bytes(world: World, hosts: Sequence[Host]) -> None:
     if waiting:
         raise Fault(f"attempts don't end: {waiting}", tuple(world.trace))
     there = {Place(host.id, put_id) for host in hosts for put_id in host.tables.segments}
+    there |= {Place(one, put_id) for one, (_, tables) in world.graves.items() for put_id in tables.segments}
     filling = {
         Place(host.id, put_id)
         for host in hosts

@@ -644,8 +644,8 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     patch.setattr(
         roster,
-        "_is_lost",
-        lambda standing, entry: any(place.host not in standing.roster.ids for place in entry.places),  # pyright: ignore
+        "are_there",
+        lambda tables, standing, places: all(place.host in standing.roster.ids for place in places),  # pyright: ignore
     )
 
 
@@ -814,6 +814,11 @@ def _(patch: Patch) -> None:
 )
 def _(patch: Patch) -> None:
     patch.setattr(draining, "forget_keepers", lambda tables, key: None)  # pyright: ignore
+
+
+@mutation("a delete leaves what is to be replaced anyway", "a key that is deleted when its bytes were taken over")
+def _(patch: Patch) -> None:
+    patch.setattr(recovery, "_is_due", lambda at, version: at != version)  # pyright: ignore
 
 
 @mutation("a second death leaves the heir as it was", "an heir that dies")

@@ -49,6 +49,7 @@ class Scene:
     sessions_last: float = HOUR  # seconds without a connection
     patience: float = 3  # seconds that an audit leaves a call alone, at most
     audit_every: float = 2.0  # seconds
+    shared: bool = False  # the files of hosts that are lost are there still, on storage that all read
     replicas: bool = False  # values lie on two hosts each: a host that is lost takes nothing that was acknowledged
     all_must_work: bool = False  # nothing is so bad that a call may fail for it
     weather: Weather = field(default_factory=Weather)
@@ -137,6 +138,13 @@ SCENES = {
     "deaths while hosts come": Scene(hosts=6, first=4, filled=2, processes=8, calls=30, losses=3, kills=3),
     "deaths and shards": Scene(hosts=4, first=4, attempts=40, calls=6, losses=2, kills=2, weather=Weather(delay=0.02)),
     "deaths of many": Scene(hosts=7, first=7, processes=10, calls=40, losses=4, seconds=20),
+    "deaths on shared storage": Scene(hosts=4, first=4, processes=8, calls=40, losses=1, shared=True, weather=CALM),
+    "deaths and kills on shared storage": Scene(
+        hosts=5, first=5, processes=8, calls=40, losses=1, kills=8, cuts=2, shared=True
+    ),
+    "deaths and drains on shared storage": Scene(
+        hosts=5, first=5, processes=8, calls=30, losses=1, drains=3, kills=2, hand_overs=6, seconds=25, shared=True
+    ),
     "replicas": Scene(hosts=4, first=4, replicas=True, kills=2, attempts=4, hand_overs=4, calls=20),
     "replicas while hosts come": Scene(hosts=5, first=2, filled=2, replicas=True, kills=3, drains=2, calls=20),
     "replicas and deaths": Scene(hosts=4, first=4, replicas=True, losses=1, processes=8, calls=40, weather=CALM),

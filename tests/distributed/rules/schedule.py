@@ -8,7 +8,7 @@ from unittest import mock
 
 from memstore.distributed.rules import directory, recovery
 from memstore.distributed.rules.messages import IsRoster, SetPolicy
-from memstore.distributed.rules.nouns import Policy
+from memstore.distributed.rules.nouns import EPOCH_BITS, Policy, group_of
 from tests.distributed.rules.checks import check_bytes, check_gone, check_sessions, check_settled
 from tests.distributed.rules.history import DELETE, LOSS, PUT, RETURN, Operation, check_history
 from tests.distributed.rules.scenes import CALM, Scene
@@ -32,6 +32,7 @@ class Schedule:
             sessions_last=scene.sessions_last,
             promote_after=scene.promote_after,
             remove_after=scene.remove_after,
+            is_shared=scene.shared,
         )
         self.scene, self.world = scene, world
         self.chance = self.world.random
@@ -237,6 +238,8 @@ class Schedule:
                     history.append(Operation(LOSS, start, start, undoes=True, keeps=True, unsure=unsure))
             return
         values = frozenset(value for value, origin in self.workload.origin.items() if lost in origin)
+        if self.scene.shared:  # but files that the host has put into its own groups, or living owners name
+            values -= self._in_files(host)
         everything = frozenset(self.workload.origin)
         for key, history in self.workload.histories.items():
             group = key.partition(b"/")[0]
@@ -247,6 +250,15 @@ class Schedule:
                 lost_here = values | frozenset(everything & before)
                 history.append(Operation(LOSS, start, start, lost=lost_here, undoes=True))
         self.workload.stable = {key for key in self.workload.stable if key.partition(b"/")[0] not in groups}
+
+    def _in_files(self, host: Host) -> frozenset[int]:
+        """Values whose files are on the storage, and that some record names which outlives the host."""
+        tables, named = host.tables, {place.put_id for place in host.tables.lendings}
+        for put_id, segment in tables.segments.items():
+            grant = None if segment.header is None else tables.own_groups.get(group_of(segment.header[0]))
+            if segment.header is not None and grant is not None and not grant.after:
+                named |= {put_id} if segment.header[1].version >> EPOCH_BITS >= grant.epoch else set()
+        return frozenset(tables.segments[put_id].value for put_id in named if put_id in tables.segments)
 
     def may_be_lost(self, host: Host, hosts: list[Host]) -> bool:
         """So that a majority of each roster that somebody has lives, and a deputy in it if the seed is lost."""

@@ -74,8 +74,10 @@ def script(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
 class Play:
     """A cluster of a few hosts and a process on each. `before` is called with each request before it is answered."""
 
-    def __init__(self, hosts: int, promote_after: float = 0, remove_after: float = 0) -> None:
-        self.world: World = cluster(hosts, promote_after, remove_after)
+    def __init__(
+        self, hosts: int, promote_after: float = 0, remove_after: float = 0, *, is_shared: bool = False
+    ) -> None:
+        self.world: World = cluster(hosts, promote_after, remove_after, is_shared=is_shared)
         self.hosts = list(self.world.hosts.values())
         self.processes = [self.world.start_process(host) for host in self.hosts]
         self.before: Callable[[Host, Any], None] = lambda host, request: None
@@ -1574,6 +1576,21 @@ def _() -> None:
     found = got(play, b"g/k")
     play.must(found is not None and found.body == b"kept", f"a put is lost: {found}")
     play.must(ends and not isinstance(ends[0], Exception), f"a put waits: {ends}")
+
+
+@script("a key that is deleted when its bytes were taken over")
+def _() -> None:
+    """The host that keeps it has not heard of that, nor is it paid in time what it is owed."""
+    play = Play(4)
+    play.put(1, b"g/k")
+    lend(play, 2, b"g/k")
+    play.world.stop(play.hosts[1], "pay")
+    recovery.forget_keepers(play.hosts[1].tables, b"g/k")
+    process = play.processes[1]
+    run(play.world, process, process.client.commit([Change(b"g/k", None)], 1 << 62), seconds=1)
+    die(play, 1)
+    play.world.run(5)
+    play.must(got(play, b"g/k") is None, "it comes back")
 
 
 @script("bytes that are taken over, of which another host has a record")

@@ -41,15 +41,20 @@ def merged_of(body: bytes) -> tuple[int, tuple[Place, ...]]:
 
 @dataclass
 class Segment:
-    """What its bytes are, and what says that it is live: "" (it is being filled), "own", "lent" or "part" (not yet)."""
+    """What its bytes are, and what says that it is live: "" (it is being filled), "own", "lent" or "part" (not yet).
+
+    `header`: of a file: the key, and the record that named it when it became live; None: it became live for others.
+    """
 
     value: int
     state: str = ""
+    header: tuple[bytes, Entry] | None = None
 
 
 @dataclass
 class SimTables:
     member: bytes
+    is_shared: bool = False
     version: int = 0
     number: int = 0  # of sessions and puts
     records: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])
@@ -60,6 +65,7 @@ class SimTables:
     ended_sessions: dict[int, int] = field(default_factory=dict[int, int])  # and when
     calls: dict[tuple[int, int], LastCall] = field(default_factory=dict[tuple[int, int], LastCall])
     segments: dict[int, Segment] = field(default_factory=dict[int, Segment])
+    retired: dict[int, Segment] = field(default_factory=dict[int, Segment])  # their headers say so
     lendings: dict[Place, Lent] = field(default_factory=dict[Place, Lent])
     own_groups: dict[bytes, Grant] = field(default_factory=dict[bytes, Grant])
     leaving_groups: dict[bytes, LeavingGroup] = field(default_factory=dict[bytes, LeavingGroup])
@@ -280,7 +286,10 @@ class SimTables:
         if place.put_id not in self.segments:
             raise Fault(f"{key!r}: its record names bytes that have been given back")
         self.lendings.pop(place, None)
-        self.segments[place.put_id].state = "own"
+        segment = self.segments[place.put_id]
+        if segment.state in ("", "part") and key in self.records:
+            segment.header = key, self.records[key]
+        segment.state = "own"
 
     def lend(self, place: Place, lent: Lent) -> None:
         if place.put_id not in self.segments:
@@ -293,7 +302,19 @@ class SimTables:
 
     def retire(self, place: Place) -> None:
         self.lendings.pop(place, None)
-        self.segments.pop(place.put_id, None)
+        retired = self.segments.pop(place.put_id, None)
+        if retired is not None:
+            self.retired[place.put_id] = retired
+
+    def left(self) -> list[tuple[bytes, Entry]]:
+        """What the headers of its files say that are there, of the newest version of each key."""
+        newest: dict[bytes, Entry] = {}
+        for segment in self.segments.values():
+            if segment.header is not None:
+                key, entry = segment.header
+                if all(map(self.is_there, entry.places)) and entry.version > newest.get(key, Entry(0, b"")).version:
+                    newest[key] = entry
+        return sorted(newest.items())
 
     def lent(self, place: Place) -> Lent | None:
         return self.lendings.get(place)

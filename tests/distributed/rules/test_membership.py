@@ -32,8 +32,8 @@ from tests.distributed.rules.scenes import CALM
 from tests.distributed.rules.world import Host, Process, Task, World, read, wait
 
 
-def cluster(hosts: int, promote_after: float = 0, remove_after: float = 0) -> World:
-    world = World(0, CALM, promote_after=promote_after, remove_after=remove_after)
+def cluster(hosts: int, promote_after: float = 0, remove_after: float = 0, *, is_shared: bool = False) -> World:
+    world = World(0, CALM, promote_after=promote_after, remove_after=remove_after, is_shared=is_shared)
     for number in range(hosts):
         world.add_host(f"h{number}")
     for host in world.hosts.values():

@@ -10,9 +10,9 @@ import pytest
 
 from memstore.distributed.rules import Answer, directory, draining, owning, promotion, roster
 from memstore.distributed.rules.messages import Announced, Forgotten, Met, PartsChanged, Refused
-from tests.distributed.rules.replicating import MUTATIONS, SCRIPTS
 from tests.distributed.rules.scenes import SCENES
 from tests.distributed.rules.schedule import Schedule
+from tests.distributed.rules.sharing import MUTATIONS, SCRIPTS
 from tests.examples import one_in
 from tests.support.explore import Fault
 

@@ -260,6 +260,8 @@ class Workload:
             return None if segment is None else segment.value
         standing = host.tables.standing()
         member = None if standing is None else standing.roster.member(place.host)
+        if self.scene.shared:
+            return self.world.file_of(place)
         if member is None:
             return None
         request: Any = Fetch(place)

@@ -69,7 +69,7 @@ from memstore.errors import (
     StoreTimeoutError,
     UnknownOutcomeError,
 )
-from tests.distributed.rules.tables import MERGED, SimTables, body_of, merged_of
+from tests.distributed.rules.tables import MERGED, Segment, SimTables, body_of, merged_of
 from tests.support.explore import Fault
 
 SECOND = 1_000_000_000
@@ -121,7 +121,7 @@ _WORK: dict[str, Callable[[SimTables, Standing | None], bool]] = {  # whether a 
     "note": lambda tables, standing: bool(tables.unnoted),
     "fill_up": lambda tables, standing: standing is not None and bool(standing.roster.policies or tables.lacks),
     "drain": _drains,
-    "take_over": lambda tables, standing: standing is not None and bool(standing.roster.leavers),
+    "take_over": lambda tables, standing: standing is not None and bool(standing.roster.leavers or tables.is_shared),
     "pay": lambda tables, standing: bool(tables.debts or tables.pending or tables.voids),
 }
 
@@ -185,7 +185,11 @@ class World:
         sessions_last: float = HOUR,
         promote_after: float = 0,
         remove_after: float = 0,
+        is_shared: bool = False,
     ) -> None:
+        self.is_shared = is_shared
+        self.stopped: set[tuple[str, str]] = set()  # duties that hosts don't do, by their addresses
+        self.graves: dict[bytes, tuple[str, SimTables]] = {}  # the files of hosts that are lost, on shared storage
         self.random = random.Random(seed)
         self.weather = weather
         self.periods = {**PERIODS, "audit": audit_every}
@@ -248,7 +252,7 @@ class World:
 
     def add_host(self, address: str) -> Host:
         offset = self.random.randrange(365 * 24 * 3600) * SECOND
-        host = self.hosts[address] = Host(address, offset, SimTables(self._new_id(address, 1)))
+        host = self.hosts[address] = Host(address, offset, SimTables(self._new_id(address, 1), self.is_shared))
         self._set_up(host)
         return host
 
@@ -328,13 +332,48 @@ class World:
             promote_after=self.promote_after,
             remove_after=self.remove_after,
             host_lease=HostLease(clock, host.word),
+            left=self.left_by if self.is_shared else None,
         )
+        if self.is_shared:
+            self._clear_graves(host, index)
         index._sessions = Sessions(clock, last=self.sessions_last)  # pyright: ignore[reportPrivateUsage]
         for task, period in self.periods.items():
             self._repeat(host, index, task, period)
         for former in host.formers:
             self.bring_back(host, former)
         self._look_at_waits(host, index)
+
+    def left_by(self, member: bytes) -> list[tuple[bytes, Entry]]:
+        """What the folder of a removed host has, which may run still."""
+        files = [tables for _, tables in self.graves.values()] + [host.tables for host in self.hosts.values()]
+        return next((tables.left() for tables in files if tables.member == member), [])
+
+    def file_of(self, place: Place) -> int | None:
+        """The bytes of a file on shared storage; None: it isn't there."""
+        files = [tables for _, tables in self.graves.values()] + [host.tables for host in self.hosts.values()]
+        segments = (tables.segments for tables in files if self.is_shared and tables.member == place.host)
+        segment = next(segments, dict[int, Segment]()).get(place.put_id)
+        return None if segment is None else segment.value
+
+    def _clear_graves(self, host: Host, index: Index) -> None:
+        """Removes what former hosts of this address have left, once nobody names it."""
+
+        def again(former: bytes | None = None, is_done: object = False) -> None:
+            if is_done and former is not None:
+                self.note(f"{host.address} removes what {former!r} has left")
+                self.graves.pop(former, None)
+            self.at(self.random.uniform(0.3, 1.5), start)
+
+        def start() -> None:
+            standing = host.tables.standing()
+            ids = frozenset[bytes]() if standing is None else standing.roster.ids
+            mine = [one for one, (address, _) in self.graves.items() if address == host.address and one not in ids]
+            if host.index is index and standing is not None and mine:
+                Task(self, host, index.clear(mine[0]), lambda: host.index is index, partial(again, mine[0])).start()
+            elif host.index is index:
+                again()
+
+        self.at(1, start)
 
     def bring_back(self, host: Host, former: FormerTables) -> None:
         """Has a host bring back what a removed root has that was set aside."""
@@ -369,7 +408,7 @@ class World:
         def start() -> None:
             if host.index is not index:
                 return
-            if not has_work(tables, tables.own_standing):
+            if not has_work(tables, tables.own_standing) or (host.address, name) in self.stopped:
                 again()
                 return
             duty = getattr(index, name)
@@ -384,6 +423,10 @@ class World:
             Task(self, host, steps, lambda: host.index is index, ended).start()
 
         self.at(self.random.uniform(0, period), start)
+
+    def stop(self, host: Host, duty: str) -> None:
+        """Has the index processes of a host do one of their duties no more."""
+        self.stopped.add((host.address, duty))
 
     def kill_index(self, host: Host) -> None:
         self.note(f"the index process of {host.address} is killed")
@@ -400,9 +443,11 @@ class World:
         for process in host.clients:
             process.is_alive = False
         host.clients.clear()
+        if self.is_shared:
+            self.graves[host.id] = host.address, host.tables
         host.roots += 1
         host.word = [0]
-        host.tables = SimTables(self._new_id(host.address, host.roots))
+        host.tables = SimTables(self._new_id(host.address, host.roots), self.is_shared)
         self._set_up(host)
 
     def come_back(self, host: Host) -> None:
@@ -896,7 +941,9 @@ def take_over(world: World, host: Host, key: bytes, entry: Entry, leaver: bytes)
     member = None if standing is None else standing.roster.member(leaver)
     for place in entry.places:
         if place.host == leaver:
-            value: Any = None if member is None else (yield from send(member, Fetch(place)))  # pyright: ignore[reportArgumentType]
+            value: Any = world.file_of(place)
+            if member is not None and not world.is_shared:
+                value = yield from send(member, Fetch(place))  # pyright: ignore[reportArgumentType]
             if not value:
                 return False
             put_id = tables.fill(value)

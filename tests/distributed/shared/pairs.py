@@ -27,13 +27,14 @@ class Pair:
     """Args:
     folder: an empty one.
     grace: the store's, in seconds.
+    hosts: how many there are.
     """
 
-    def __init__(self, folder: Path, *, grace: float = GRACE, maps: bool = False) -> None:
+    def __init__(self, folder: Path, *, grace: float = GRACE, maps: bool = False, hosts: int = 2) -> None:
         self.folder = folder
         self.root = str(folder / "store")
         make_storage(self.root, grace=grace, maps=maps)
-        self.addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+        self.addresses = [f"tcp://127.0.0.1:{port}" for port in free_ports(hosts)]
         self.stores: list[memstore.Store] = []
         self._names = itertools.count()
 
@@ -81,7 +82,7 @@ class Pair:
 
     def __enter__(self) -> Pair:
         try:
-            for number in range(2):
+            for number in range(len(self.addresses)):
                 self.join(number)
                 self.stores.append(self.open(number))
         except BaseException:

@@ -23,6 +23,7 @@ from memstore.errors import NotServedError
 from tests.distributed.hosts.clusters import wait_until
 from tests.distributed.shared.pairs import Pair, free_ports, make_storage
 from tests.inside import root_of
+from tests.small_values import USERS_LIMIT
 
 NFS = 0x6969
 
@@ -109,6 +110,14 @@ def test_a_store_of_one_host_is_refused_on_shared_storage_which_names_the_way(
     with pytest.raises(memstore.UnsupportedFilesystemError, match="--shared"):
         memstore.open(folder / "store")
     assert not (folder / "store").exists()
+
+
+def test_a_value_of_some_kib_lies_in_a_file(folder: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives its host, whose catalog doesn't."""
+    monkeypatch.setattr(root_folder, "INLINE_LIMIT", USERS_LIMIT)
+    close_root(open_root(str(folder / "store"), "a", Creation(shared="copy"), 30.0))
+    settings = shared_settings(str(folder / "store"))
+    assert settings is not None and settings.inline_limit == 1536
 
 
 def test_who_opens_a_store_that_is_not_served_here_is_told_what_to_do(folder: Path, state: Path) -> None:
