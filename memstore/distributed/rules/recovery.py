@@ -35,7 +35,6 @@ import msgspec
 
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
-    EPOCH_BITS,
     PORTION,
     ROWS_LIMIT,
     Answer,
@@ -57,6 +56,7 @@ from memstore.distributed.rules.messages import (
     Refused,
 )
 from memstore.distributed.rules.nouns import (
+    EPOCH_BITS,
     Backup,
     Change,
     Departed,
