@@ -16,13 +16,15 @@ from memstore.distributed.rules import Member, Roster, Standing, directory
 from memstore.distributed.rules.messages import (
     PORTION,
     ROWS_LIMIT,
-    TERM_BITS,
     ClaimGroups,
     IsRoster,
     Meet,
     Mirror,
 )
-from memstore.distributed.serving.cluster import Asking, encode
+from memstore.distributed.rules.nouns import (
+    TERM_BITS,
+)
+from memstore.distributed.serving.questions import Asking, encode
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.distributed.serving.agents import Caller, agents_in

@@ -23,15 +23,17 @@ import msgspec
 from memstore.distributed.rules import NOT_SENT, Answer, Index, Send, Standing
 from memstore.distributed.rules.directory import give
 from memstore.distributed.rules.messages import (
-    TERM_BITS,
     Ask,
     Done,
     Heartbeat,
     IsRoster,
     Lookup,
     Meet,
-    Roster,
     RosterChange,
+)
+from memstore.distributed.rules.nouns import (
+    TERM_BITS,
+    Roster,
 )
 from memstore.distributed.rules.owning import record_grant
 from tests.distributed.rules.scenes import CALM

@@ -19,16 +19,20 @@ from memstore.distributed.rules.messages import (
     IsRoster,
     List,
     Lookup,
-    Member,
     Place,
     Prepare,
     Release,
     Request,
-    Roster,
     RosterChange,
     Wait,
 )
-from memstore.distributed.rules.nouns import Call, Change, Grant
+from memstore.distributed.rules.nouns import (
+    Call,
+    Change,
+    Grant,
+    Member,
+    Roster,
+)
 from memstore.engine import PendingPart
 from tests.examples import examples
 
