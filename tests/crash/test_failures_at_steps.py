@@ -108,6 +108,8 @@ def _fail(
     assert open_fds(but_ahead=store) == before, what
     assert shared_mappings(store) == [], what
     outcome = operation.outcome(store)
+    if isinstance(prepared, memstore.Pin):
+        prepared.close()  # the row of one that is dropped goes with the next sweep
     del prepared
     is_swept_later = names[number - 1] in CLAIMS or names[number - 2 : number] == ["unlink", "sync"]
     if outcome == "old" and not is_swept_later:

@@ -80,7 +80,11 @@ class OwnedFile:
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Closes the file; not at the interpreter's end, where modules may have lost their names."""
         if not is_ending() and getattr(self, "_fds", None):  # an interrupt may have left it half-made
-            self.close()
+            try:
+                self.close()
+            except KeyboardInterrupt:  # it is never tried again, and a lock would last as long as the process
+                self.close()
+                raise
 
 
 class LockFile(OwnedFile):

@@ -34,6 +34,7 @@ FOUND_SOON = {  # with a schedule that finds it, which is tried first; where the
     "a put returns before its host keeps it": 0,
     "an heir doesn't know who keeps what it has got": 0,
     "a put returns before a second host has its value": 0,
+    "who has put a value is believed to keep it": 349,
     "a release takes a replica": 9,
     "older attempts go on after a publication": 0,
     "who gives up without a part leaves no outcome": 0,

@@ -110,11 +110,11 @@ def test_in_a_bucket_the_service_copies_what_is_unchanged(
     run, each, options = url.rpartition("/")[0], 20_000, {"storage_options": s3_options}
     values = state(each)
     save(values, f"{run}/step-1", **options)
-    for step in (2, 2, 3):
+    for step, is_again in ((2, False), (2, True), (3, False)):
         change(values, step)
         s3_proxy.clear()
         save(values, f"{run}/step-{step}", base="latest", **options)
-        assert any(map(is_copy, s3_proxy.requests))
+        assert is_again or any(map(is_copy, s3_proxy.requests))  # what was copied there once may be there
         assert sum(one.sent for one in s3_proxy.requests) < 3 * 4 * each
     for step in (1, 2):
         there = storage_at(f"{run}/step-{step}", s3_options)
