@@ -33,7 +33,8 @@ def as_worker(root: str, rank: int, world_size: int, meeting: str) -> dict[str, 
     found["whole"] = sum(tensor.nbytes for tensor in Trained().state_dict().values())
     with memstore.open(root) as store:
         store.put(f"ready/{rank}", True)
-        version = store.wait("policy", newer_than=engine.version.version, timeout=120.0)
+        store.wait("last", timeout=500.0)  # a version may have come beside the ready
+        version = store.version("policy")
         before = memstore.bytes_read()
         one.start_weight_update()
         one.update_weights({"version": version})
