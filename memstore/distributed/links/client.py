@@ -713,7 +713,7 @@ class _Link:
                 if self._refusal is None:
                     return None
                 if self._refused == member:
-                    raise LinkRefusedError(self._refusal.message)
+                    raise type(self._refusal)(self._refusal.message)
             return self._replace(member, deadline)
         finally:
             if any(held):

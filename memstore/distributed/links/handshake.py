@@ -223,10 +223,14 @@ def _range(oldest: int, newest: int) -> str:
     return f"{oldest} to {newest}" if oldest not in (0, newest) else str(newest)
 
 
+class OtherMemberError(LinkRefusedError):
+    """Another root is served at a member's address by now."""
+
+
 def check_member(address: str, found: bytes, wanted: bytes | None) -> None:
-    """Raises LinkRefusedError if another member than `wanted` is at the address. None: any will do."""
+    """Raises OtherMemberError if another member than `wanted` is at the address. None: any will do."""
     if wanted is not None and found != wanted:
-        raise LinkRefusedError(
+        raise OtherMemberError(
             f"the member {found.hex()} serves at {address}, and {wanted.hex()} was expected there: another root is "
             "served under its address"
         )

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from memstore._parsing import UNDECODABLE
+from memstore.distributed.links import OtherMemberError
 from memstore.distributed.rules import Member
 from memstore.distributed.transfers.messages import (
     BUSY,
@@ -655,6 +656,8 @@ class _Transfer:
             except ElsewhereError as error:
                 why, is_busy = str(error), error.is_busy
             except LinkRefusedError as error:
+                if via is None and isinstance(error, OtherMemberError):
+                    return False  # this host hears soon that the member was removed: the key is looked up again
                 if via is None:
                     raise
                 why = str(error)

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from memstore.distributed.links.handshake import check_member
 from memstore.distributed.transfers import copies
 from memstore.distributed.transfers.copies import one_fetcher
 from memstore.engine import hold
-from memstore.errors import CorruptionError, HomeUnavailableError
+from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError
 from tests.children import Child, Wire
 from tests.distributed.transfers.hosts import Hosts, two_hosts
-from tests.distributed.transfers.wires import sent_bytes
+from tests.distributed.transfers.wires import PlainLinks, sent_bytes
 from tests.inside import root_of
 
 
@@ -245,6 +246,23 @@ def test_a_host_that_is_away_is_an_error_within_the_timeout(hosts: Hosts) -> Non
         hosts.transfers.hold(b"key", record, time.monotonic() + 0.7)
     assert caught.value.key == "key"
     assert hosts.here.stats().filling_bytes == 0
+
+
+def test_bytes_of_a_host_that_another_root_has_replaced_are_gone(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks has not heard yet that it was removed, and looks the key up again; another secret stays an error."""
+
+    def refused(_: object, address: str, member: bytes, deadline: float) -> None:
+        check_member(address, b"x" * 16, member)
+
+    def forbidden(*_: object) -> None:
+        raise LinkRefusedError("another secret")
+
+    hosts.there.put("key", VALUE)
+    monkeypatch.setattr(PlainLinks, "stream", refused)
+    assert hosts.hold("key") is None
+    monkeypatch.setattr(PlainLinks, "stream", forbidden)
+    with pytest.raises(LinkRefusedError, match="another secret"):
+        hosts.hold("key")
 
 
 def test_a_store_without_copies_is_read_as_ever(hosts: Hosts) -> None:
