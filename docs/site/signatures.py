@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Literal, get_origin
 
 import torch
+from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.inspect import signature as signature_of
 from sphinx.util.inspect import stringify_signature
@@ -85,7 +86,15 @@ def show_public_bases(app: Sphinx, name: str, shown: Any, options: Any, bases: l
     ]
 
 
+def hide_sentinels(app: Sphinx, doctree: nodes.document) -> None:
+    """Shows that an argument of an overload may be left out: Sphinx takes its default from the function beside it."""
+    for shown in doctree.findall(nodes.inline):
+        if "default_value" in shown["classes"] and shown.astext() == "NO_DEFAULT":
+            shown.children = [nodes.Text("...")]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-signature", adapt)
     app.connect("autodoc-process-bases", show_public_bases)
+    app.connect("doctree-read", hide_sentinels)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

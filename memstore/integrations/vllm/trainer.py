@@ -112,7 +112,7 @@ class MemstoreTrainer(TrainerWeightTransferEngine[MemstoreTrainerInitInfo]):
 
         Raises:
             KeyNotFoundError: what has changed is sent before a whole version.
-            What a put raises, or the client. The version was put then, unless a put raised it.
+            MemstoreError: as of a put; or of the client, whose errors are its own. Then the version was put.
         """
         self.sent = self.put_weights(changed)
         if self.is_sender:
@@ -212,7 +212,7 @@ def update_workers(
 
     Raises:
         KeyNotFoundError: there are no weights yet.
-        What the client raises.
+        Exception: of the client: its errors are its own.
     """
     with keeping(store, key, wanted) as found:
         if not found.version:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -84,6 +85,16 @@ class StoreShardsAnew(StoreShards):
         self.store.gc()
 
 
+def newer_step(steps: Callable[[], list[int]], seen: int) -> int:
+    """Returns the newest step, once there is one behind the last that was seen. Nobody is told: it looks."""
+    deadline = time.monotonic() + LONGEST_WAIT
+    while not (newer := [step for step in steps() if step > seen]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing new in {LONGEST_WAIT:g} s")
+        time.sleep(BETWEEN_LOOKS)
+    return newer[-1]
+
+
 class DcpFolders(ShardedPeer):
     """A folder a step. Nobody is told: followers look for the file that is written last."""
 
@@ -113,7 +124,7 @@ class DcpFolders(ShardedPeer):
     def newest(self) -> Any:
         found: list[Any] = [None]
         if dist.get_rank(self.followers) == 0:
-            found[0] = self._wait()
+            found[0] = self._seen = newer_step(self._steps, self._seen)
         dist.broadcast_object_list(found, group=self.followers, group_src=0)
         return found[0]
 
@@ -121,15 +132,6 @@ class DcpFolders(ShardedPeer):
         step = self._steps()[-1] if found is None else found
         reader = FileSystemReader(self._folder(step))
         dcp.load(dict(targets), storage_reader=reader, process_group=self.followers)
-
-    def _wait(self) -> int:
-        deadline = time.monotonic() + LONGEST_WAIT
-        while not (newer := [step for step in self._steps() if step > self._seen]):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name}: nothing new in {LONGEST_WAIT:g} s")
-            time.sleep(BETWEEN_LOOKS)
-        self._seen = newer[-1]
-        return self._seen
 
     def _folder(self, step: int) -> Path:
         return self.root / f"step-{step:06}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 import warnings
 from typing import Any, ClassVar
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from tests.benchmarks.peers import needs
 from tests.benchmarks.peers.ray_objects import start_ray
-from tests.benchmarks.peers.sharded import BETWEEN_LOOKS, LONGEST_WAIT, ShardedPeer, Weights
+from tests.benchmarks.peers.sharded import BETWEEN_LOOKS, ShardedPeer, Weights, newer_step
 
 
 class SafetensorsFiles(ShardedPeer):
@@ -42,12 +41,7 @@ class SafetensorsFiles(ShardedPeer):
         (self.root / f"weights-{step - 1}").unlink(missing_ok=True)
 
     def newest(self) -> Any:
-        deadline = time.monotonic() + LONGEST_WAIT
-        while not (newer := [step for step in self._steps() if step > self._seen]):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name}: nothing new in {LONGEST_WAIT:g} s")
-            time.sleep(BETWEEN_LOOKS)
-        self._seen = newer[-1]
+        self._seen = newer_step(self._steps, self._seen)
         return self._seen
 
     def fill(self, targets: Weights, found: Any = None) -> None:
