@@ -501,9 +501,12 @@ class FileStorage:
         try:
             syscalls.link(beside, name, folder)
         except FileExistsError:
-            ours = os.stat(beside, dir_fd=folder, follow_symlinks=False)
-            theirs = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if not os.path.samestat(ours, theirs):  # over NFS, a call that succeeded may be sent again
+            is_ours = False
+            with contextlib.suppress(FileNotFoundError):  # whoever was first has removed one of them by now
+                ours = os.stat(beside, dir_fd=folder, follow_symlinks=False)
+                theirs = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                is_ours = os.path.samestat(ours, theirs)  # over NFS, a call that succeeded may be sent again
+            if not is_ours:
                 raise AlreadyExistsError(f"{path} was made by somebody else meanwhile") from None
         except FileNotFoundError:  # so does a take once it is published, with what others have not finished
             text = f"{path}: another take to this folder was first, and removed what this one was about to publish"

@@ -434,6 +434,26 @@ def test_a_link_that_the_file_system_made_and_reported_twice_is_made(
     assert content(storage, "file") == b"12345" and storage.names() == ["file"]
 
 
+def test_whoever_was_first_may_remove_what_was_to_be_published_at_any_time(
+    storage: FileStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right behind the link that was refused, too."""
+    storage.publish("other", b"first", durable=False)
+    real = syscalls.link
+
+    def late(source: str, target: str, dir_fd: int | None = None) -> None:
+        real("other", target, dir_fd)
+        try:
+            real(source, target, dir_fd)
+        finally:
+            os.unlink(source, dir_fd=dir_fd)
+
+    monkeypatch.setattr(syscalls, "link", late)
+    with pytest.raises(AlreadyExistsError, match="somebody else"):
+        storage.publish("file", b"12345", durable=False)
+    assert content(storage, "file") == b"first" and sorted(storage.names()) == ["file", "other"]
+
+
 def test_a_file_system_without_links_is_refused(storage: FileStorage) -> None:
     number = PUBLISHING.index("link") + 1
     with (
