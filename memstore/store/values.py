@@ -24,7 +24,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
-    NamedTuple,
     NoReturn,
     TypedDict,
     TypeVar,

@@ -433,7 +433,7 @@ _decode_origins = msgspec.msgpack.Decoder(tuple[OriginRange, ...]).decode
 
 
 def decode_origins(stored: bytes, nbytes: int) -> tuple[OriginRange, ...]:
-    """Decodes what a record says. Raises CorruptionError unless the ranges lie one behind the other in so many bytes."""
+    """Decodes ranges of so many bytes. Raises CorruptionError unless they lie in these, one behind the other."""
     try:
         found, end = _decode_origins(stored), 0
     except UNDECODABLE as error:

@@ -242,7 +242,7 @@ def _need(root: Root, feature: Feature, deadline: float) -> None:
         if feature == CLUSTER and (left := deltas_here(root)):
             key, version = left[0]
             raise NotServedError(
-                f"{root.path} can't be served as long as versions share files, as version {version} of {key.decode()!r} "
+                f"{root.path} can't be served: versions share files, as version {version} of {key.decode()!r} "
                 "does: put that key without delta_of=, and with history=1 if the version is kept"
             )
         root.settings = folder.add_feature(root.state, root.settings, feature)

@@ -1,4 +1,4 @@
-"""Deltas: versions that share bytes with earlier versions of their key, so that unchanged leaves are not copied, or sent.
+"""Deltas: versions that share bytes with earlier ones of their key, so that unchanged leaves are not copied, or sent.
 
 A delta names several segments, as a sharded value does: those of earlier versions, and behind them its own, which has
 the leaves that changed. All are mapped into one range of addresses, where its description says where each leaf lies.

@@ -218,7 +218,7 @@ def test_what_was_fetched_in_part_is_passed_on(five: Cluster) -> None:
     followers = five.readers[:4]
     for reader in followers:
         five.get("key", reader)
-    changed = {i: -1.0 for i in range(4)} | {20: -2.0, 40: -3.0}
+    changed = dict.fromkeys(range(4), -1.0) | {20: -2.0, 40: -3.0}
     put_delta(five.origin, "key", model(changed, size))
     before = sent(five.served)
     for reader in followers:
@@ -235,7 +235,7 @@ def test_followers_at_once(five: Cluster) -> None:
     five.origin.put("key", model(size=size))
     five.get_at_once("key")
     for step in range(3):
-        changed = {i: -1.0 - step for i in range(step, step + 20, 3)}
+        changed = dict.fromkeys(range(step, step + 20, 3), -1.0 - step)
         put_delta(five.origin, "key", model(changed, size))
         assert all(is_equal(found, model(changed, size)) for found in five.get_at_once("key"))
 
@@ -278,7 +278,7 @@ def test_bytes_that_no_stream_brings_are_there_once_all_streams_have_ended(five:
 def test_two_hosts_that_each_name_the_other_and_one_has_the_base(
     five: Cluster, monkeypatch: pytest.MonkeyPatch, is_left_out: bool
 ) -> None:
-    """As after a restart of the origin. Without a comparison of depths, also for bytes that no stream brings, both wait."""
+    """As after a restart of the origin. If depths were not compared, both would wait."""
     size = 1 << 20
     five.origin.put("key", model(size=size))
     bare, follower = five.readers[:2]
