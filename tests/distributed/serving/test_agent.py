@@ -271,6 +271,7 @@ def test_a_lock_with_any_content_can_be_read(scratch: str, content: bytes) -> No
     lock.close()
 
 
+@pytest.mark.full
 def test_a_store_that_has_deltas_is_served(agents: Agents) -> None:
     """They are put whole first. Who has had it open since before puts no other that shares files."""
     root = f"{agents.folder}/a"
