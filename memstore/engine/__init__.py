@@ -86,6 +86,7 @@ from memstore.engine.format.records import (
     ExternalExtent,
     Leaf,
     MutableDescription,
+    OriginRange,
     Path,
     Record,
     SegmentExtent,
@@ -93,9 +94,11 @@ from memstore.engine.format.records import (
     base_after,
     decode_external,
     decode_mutable,
+    decode_origins,
     decode_segments,
     encode_extents,
     encode_mutable,
+    encode_origins,
     end_of,
     plan_bytes,
 )
@@ -126,6 +129,7 @@ from memstore.engine.protocols.change import (
     Content,
     MembershipChanged,
     check_version,
+    deltas_here,
     mutable_entry,
     need_boxes,
     need_cluster,
@@ -134,7 +138,7 @@ from memstore.engine.protocols.change import (
     need_mutable,
     record_of,
 )
-from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft
+from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft, Moved, carry, in_both, origins_of
 from memstore.engine.protocols.elsewhere import (
     IN_A_THREAD,
     Absent,

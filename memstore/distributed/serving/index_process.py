@@ -74,6 +74,7 @@ from memstore.engine import (
     SealedSegment,
     boot_clock,
     close_root,
+    deltas_here,
     need_cluster,
     open_root,
     sweep_if_due,
@@ -534,7 +535,7 @@ def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
     try:
         use = open_root(start.options.root, "r+", Creation(), _OPEN_WITHIN)
         try:
-            need_cluster(use.root, time.monotonic() + _OPEN_WITHIN)
+            _let_others_in(use.root, time.monotonic() + _OPEN_WITHIN)
             IndexProcess(use.root, start, ending, pulse).run()
         finally:
             close_root(use)
@@ -547,6 +548,14 @@ def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
     if ending.reason is not None:
         return News(*ending.reason)
     return News(Kind.REMOVE, "it was drained" if ending.is_drained else "") if ending.removes else None
+
+
+def _let_others_in(root: Root, deadline: float) -> None:
+    """Lets a store be served, and puts whole before that what shares files. Raises NotServedError, MemstoreError."""
+    if deltas_here(root):
+        contents: Any = importlib.import_module("memstore.contents")  # it imports torch, which no other start needs
+        contents.put_deltas_whole(root, deadline)
+    need_cluster(root, deadline)
 
 
 def _heed_signals(ending: Ending) -> None:

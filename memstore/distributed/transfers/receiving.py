@@ -415,6 +415,8 @@ class _RelayedPieces:
                 (self._left,) = LENGTH.unpack(receive_bytes(self.stream, LENGTH.size))
                 if self._left in (ENDED, LACKING):
                     raise BrokenStreamError("it hasn't all of them")
+                if not self._left and time.monotonic() > deadline:  # it waits itself, and says so
+                    raise TimeoutError("it takes longer than the timeout")
                 if way is not None:
                     way.filling.give_sign()
                 continue

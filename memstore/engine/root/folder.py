@@ -247,7 +247,7 @@ def add_feature(root: str, settings: Settings, feature: Feature, spill: str | No
     if present is None or present.store != settings.store:
         raise NotAStoreError(f"{root} is another store now, or none: open it again")
     check_one_host(root, present, feature)
-    of_one_host = [_OF_ONE_HOST[one][0] for one in present.features if one in _OF_ONE_HOST]
+    of_one_host = [_OF_ONE_HOST[one][0] for one in present.features if one in _OF_ONE_HOST and one != DELTAS]
     if feature == CLUSTER and of_one_host:
         raise NotServedError(
             f"{root} can't be served, since {' and '.join(of_one_host)} in a store of one host only, as this one has "
