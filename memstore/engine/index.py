@@ -77,11 +77,12 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
 
 
 def is_spilled(root: Root, record: Record) -> bool:
-    """Returns whether files of a version lie in the spill folder."""
+    """Returns whether files of a version that lie on this host are in the spill folder."""
     if root.storage.spill_folder() is None or record.adopted is not None:
         return False
+    here = record.here(root.member_id()) if record.hosts else record.segments
     return root.catalog.view(
-        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in record.segments)
+        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in here)
     )
 
 

@@ -423,6 +423,7 @@ def _host_status(member: Member, answer: object) -> HostStatus:
         monarch=answer.monarch,
         draining="" if answer.leaving is None else _left(answer.leaving),
         lacking=answer.lacking,
+        spilled_bytes=answer.spilled_bytes,
     )
 
 

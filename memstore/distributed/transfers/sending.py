@@ -68,7 +68,7 @@ from memstore.engine import (
     syscalls,
 )
 from memstore.engine.syscalls import PAGE
-from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError
+from memstore.errors import CorruptionError, MemstoreError, ResourceLimitError, StorageError
 
 # --- One request -----------------------------------------------------------------------------------------------------
 # The sender: answers what is asked on one stream, from segments of this host. It runs in the index process.
@@ -180,8 +180,8 @@ def send_answer(stream: socket.socket, kind: int, text: bytes = b"") -> None:
 
 
 def _send_failure(stream: socket.socket, error: Exception) -> None:
-    kind = CorruptionError if isinstance(error, CorruptionError) else ResourceLimitError
-    send_answer(stream, FAILED, encode(SendFailure(kind.__name__, str(error)[:4096])))
+    kinds = [kind.__name__ for kind in (CorruptionError, StorageError) if isinstance(error, kind)]
+    send_answer(stream, FAILED, encode(SendFailure(kinds[0] if kinds else "ResourceLimitError", str(error)[:4096])))
 
 
 def mapped(root: Root, stream: socket.socket, named: Sequence[Segment]) -> list[Mapping] | None:
@@ -199,7 +199,8 @@ def mapped(root: Root, stream: socket.socket, named: Sequence[Segment]) -> list[
 def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
     """Maps segments. Returns None where one of them holds another put by now.
 
-    Raises CorruptionError if a file is none that the record can mean, and OSError.
+    Raises CorruptionError if a file is none that the record can mean, StorageError if the spill folder isn't there, and
+    OSError.
     """
     found: list[Mapping] = []
     for one in named:
@@ -207,6 +208,7 @@ def map_segments(root: Root, named: Sequence[Segment]) -> list[Mapping] | None:
         with root.guard:
             mapping = root.storage.map_segment(extent)
         if mapping is None:
+            root.storage.check_spill()
             return None
         found.append(mapping)
     return found
