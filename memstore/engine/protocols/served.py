@@ -178,6 +178,9 @@ def _change_locked(
 
 
 def _prepared(root: Root, segment: int, row: SegmentRow) -> SealedSegment:
-    folder = root.storage.spill_folder() if not row.nbytes else None  # it was lent before, and moved
-    file = PreparedFile(segment_path(folder or root.segments, segment), root.segments_fd)
+    spill = None if row.nbytes else root.storage.spill_folder()  # it was lent before, and moved
+    if spill is not None:
+        file = PreparedFile(segment_path(spill, segment))
+    else:
+        file = PreparedFile(segment_path(root.segments, segment), root.segments_fd)
     return SealedSegment(segment, row.put_id, row.nbytes, 0, row.nbytes, file)

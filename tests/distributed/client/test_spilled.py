@@ -146,7 +146,7 @@ def test_a_part_that_was_lent_and_moved_is_taken_back_and_published(homes: Clust
     here = make_small(homes, 0, disk)
     key = homes.key_at(1).encode()
     here.put(key.decode(), value(0))
-    (place, lent), = home.look(lambda tables: tables.all_lent(0, 10))
+    ((place, lent),) = home.look(lambda tables: tables.all_lent(0, 10))
     for number in range(ROOM):
         here.put(homes.key_at(0).replace("/k", f"/{number}"), value(number))
     assert here.info(key.decode()).spilled
