@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from memstore._arguments import encode_key
+from memstore._arguments import encode_key, encode_prefix
 from memstore._info import ClusterStatus, HostStatus
 from memstore._wording import shown, size, table_html
 from memstore.distributed.links import parse_own_address, read_secret, secret_of

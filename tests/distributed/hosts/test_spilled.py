@@ -10,8 +10,10 @@ import torch
 
 import memstore
 from memstore.distributed.serving import Cluster
+from memstore.engine import index
 from memstore.errors import QuotaExceededError, StoreFullError
 from tests.distributed.hosts.clusters import ROOT, ServedHosts, empty
+from tests.inside import root_of
 from tests.support.hosts import Hosts, why_unavailable
 
 MIB = 1 << 20
@@ -114,11 +116,19 @@ def test_a_host_whose_disk_is_full_too_says_so_and_loses_nothing(tmp_path_factor
 
 # --- quotas -----------------------------------------------------------------------------------------------------------
 
-LIMIT = 20  # values
+LIMIT = 8  # values
 
 
-def set_quota(store: memstore.Store, quota: int | None) -> None:
-    store.set_quota("quota/a/", quota)
+def set_quota(store: memstore.Store) -> None:
+    """For so many values."""
+    put_until_refused(store, "quota/one/", 1)
+    record = index.find(root_of(store), b"quota/one/0")
+    assert record is not None
+    store.set_quota("quota/a/", LIMIT * record.held_bytes)
+
+
+def end_quota(store: memstore.Store) -> None:
+    store.set_quota("quota/a/", None)
 
 
 def put_until_refused(store: memstore.Store, prefix: str, most: int = 100) -> int:
@@ -136,12 +146,11 @@ def count_keys(store: memstore.Store, prefix: str) -> int:
 
 def test_a_quota_that_is_reached_by_three_hosts_at_once_holds(cluster: ServedHosts) -> None:
     cluster.call(0, put_until_refused, "quota/first/", 1)
-    cluster.call(2, set_quota, LIMIT * 53_248)  # 50,000 bytes with header and slack
+    cluster.call(2, set_quota)
     try:
         with ThreadPoolExecutor(3) as threads:
-            ends = list(threads.map(lambda one: cluster.call(one, put_until_refused, f"quota/a/{one}/"), range(3)))
-        count = sum(ends)
-        assert count == cluster.call(1, count_keys, "quota/a/") and LIMIT - 2 <= count <= LIMIT
+            ends = list(threads.map(lambda one: cluster.call(one, put_until_refused, f"quota/a/{one}-"), range(3)))
+        assert sum(ends) == LIMIT == cluster.call(1, count_keys, "quota/a/")
     finally:
-        cluster.call(0, set_quota, None)
+        cluster.call(0, end_quota)
     assert cluster.call(1, put_until_refused, "quota/a/more", 3) == 3
