@@ -414,8 +414,9 @@ class Keyspace:
         """Raises CrossHostError for a prefix of several groups: no host would see all that is put."""
         if "/" not in prefix:
             raise CrossHostError(
-                f"keys that start with {prefix!r} may belong to several hosts of the store, and each of these counts its "
-                f"own: set a quota for each group, such as {(prefix or 'runs') + '/'!r}, or bound a host's part by capacity="
+                f"keys that start with {prefix!r} may belong to several hosts of the store, and each of these counts "
+                f"its own: set a quota for each group, such as {(prefix or 'runs') + '/'!r}, or bound the part of a host "
+                "by capacity="
             )
         with between_forks():
             from memstore.distributed.serving import Cluster

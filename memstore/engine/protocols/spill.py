@@ -226,7 +226,7 @@ def _map(root: Root, one: _Candidate) -> Mapping | None:
 
 
 def _copy(root: Root, folder: str, one: _Candidate) -> bool:
-    """Takes step 3. Returns False if the file doesn't move: see `_map`. Raises OSError if the disk is full, or fails."""
+    """Takes step 3. Returns False if the file stays: see `_map`. Raises OSError if the disk is full, or fails."""
     mapping = _map(root, one)
     if mapping is None:
         return False

@@ -94,7 +94,7 @@ def test_a_full_host_moves_values_and_others_get_them(tmp_path_factory: pytest.T
         for reader in (0, 2):
             for group in (away, own):
                 assert hosts.call(reader, read_all, group, timeout=120.0) == [float(one) for one in range(COUNT)]
-        assert not [path for path in Path(disk, "1").rglob("*.safetensors")]
+        assert not list(Path(disk, "1").rglob("*.safetensors"))
 
 
 @pytest.mark.full
