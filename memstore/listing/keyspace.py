@@ -415,8 +415,8 @@ class Keyspace:
         if "/" not in prefix:
             raise CrossHostError(
                 f"keys that start with {prefix!r} may belong to several hosts of the store, and each of these counts "
-                f"its own: set a quota for each group, such as {(prefix or 'runs') + '/'!r}, or bound the part of a host "
-                "by capacity="
+                f"its own: set a quota for each group, such as {(prefix or 'runs') + '/'!r}, or bound the part of "
+                "a host by capacity="
             )
         with between_forks():
             from memstore.distributed.serving import Cluster
