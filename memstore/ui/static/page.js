@@ -87,6 +87,7 @@ function drawTiles(state) {
   const tiles = [
     ["keys", count(stats.keys), null],
     ["puts a second", rate(state.puts_rate), spark(curve)],
+    ["gets a second", rate(state.gets_rate), state.gets_rate === null ? "gets leave no trace: not counted" : "of the process that serves this page"],
     ["versions", count(state.versions), null],
     ["live", size(stats.live_bytes), capacity],
     ["replaced, kept for puts", size(stats.reusable_bytes), null],
