@@ -89,13 +89,13 @@ def test_actors_of_ray_have_what_a_trainer_sends(root: str) -> None:
     ray = pytest.importorskip("ray")
     start_ray()
     try:
-        actors = [ray.remote(Actor).options(num_cpus=0).remote() for _ in range(2)]
+        client = RayVLLMWeightSyncClient([ray.remote(Actor).options(num_cpus=0).remote() for _ in range(2)])
         info = MemstoreTrainerInitInfo(root, key="policy", rank=0)
-        client, model = RayVLLMWeightSyncClient(actors), Trained(3.0)
+        model = Trained(3.0)
         sender = MemstoreTrainer.trainer_init(info, client=client, source=ModuleSource(model))
         sender.send_weights()
-        ray.kill(actors.pop())  # a worker that dies, and comes back
-        client.handles[1] = ray.remote(Actor).options(num_cpus=0).remote()
+        ray.kill(client.handles.pop())  # a server that dies, and comes back
+        client.handles.append(ray.remote(Actor).options(num_cpus=0).remote())
         model.fill(4.0)
         assert sender.send_weights() == Round(2)
         assert ray.get([one.has.remote() for one in client.handles]) == [({4.0}, "2")] * 2
