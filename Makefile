@@ -101,7 +101,7 @@ $(WITH_FRAMEWORKS)/.has-frameworks: pyproject.toml Makefile
 # vLLM's own packages want a GPU's torch. Its registries, workers, layers, routes and clients run on a CPU with those
 # below; it needs Python 3.11 or later.
 VLLM := 0.33.0
-VLLM_NEEDS := aiohttp cachetools cbor2 einops fastapi llguidance openai openai_harmony partial_json_parser pillow \
+VLLM_NEEDS := aiohttp cachetools cbor2 einops fastapi llguidance openai openai_harmony partial_json_parser pillow ray \
 	prometheus_client psutil py-cpuinfo pybase64 regex requests sentencepiece transformers uvicorn uvloop
 
 test-vllm: $(WITH_VLLM)/.has-vllm
