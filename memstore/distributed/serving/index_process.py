@@ -79,6 +79,7 @@ from memstore.engine import (
     open_root,
     sweep_if_due,
     syscalls,
+    tables,
 )
 from memstore.errors import (
     HomeUnavailableError,
@@ -264,8 +265,12 @@ class IndexProcess:
     def _report(self) -> Reported:
         standing, moved = standing_of(self._root), self._traffic.moved()
         plane = None if self._plane is None else self._plane.moved()
-        keys, live = self._root.catalog.view(
-            lambda transaction: (transaction.count("entries"), transaction.counters().live)
+        keys, live, spilled = self._root.catalog.view(
+            lambda transaction: (
+                transaction.count("entries"),
+                transaction.counters().live,
+                sum(tables.spilled_segments(transaction).values()),
+            )
         )
         transport = "tcp" if self._plane is None else self._plane.transport
         return Reported(
@@ -286,6 +291,7 @@ class IndexProcess:
             lost=self._lost(),
             recovering="" if standing is None else self._recovering(standing),
             lacking=look(self._root, CatalogTables.count_lacking, time.monotonic() + _OPEN_WITHIN),
+            spilled_bytes=spilled,
         )
 
     def _lost(self) -> tuple[tuple[str, str], ...]:
@@ -303,10 +309,14 @@ class IndexProcess:
         return f"{name_of(self._member)} recovers what {' and '.join(own)} owned{waits}" if own else ""
 
     def _leaving(self) -> Leaving:
-        groups, live = self._root.catalog.view(
-            lambda transaction: (transaction.count("owned"), transaction.counters().live)
+        groups, live, spilled = self._root.catalog.view(
+            lambda transaction: (
+                transaction.count("owned"),
+                transaction.counters().live,
+                sum(tables.spilled_segments(transaction).values()),
+            )
         )
-        trouble, live = self._index.leaver.trouble, max(live - self._copies.value(), 0)
+        trouble, live = self._index.leaver.trouble, max(live - self._copies.value(), 0) + spilled
         if trouble is None:
             return Leaving(groups, live)
         failed, at = trouble.failed, "" if trouble.at is None else trouble.at.address

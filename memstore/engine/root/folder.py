@@ -71,7 +71,6 @@ _OF_ONE_HOST: dict[Feature, tuple[str, str]] = {
     ),
     QUOTAS: ("prefixes have quotas", "capacity= bounds what a host's part of it takes"),
     DELTAS: ("versions share files", "put without delta_of="),
-    SPILL: ("values move to a disk", "leave spill= out"),
 }
 
 GRACE = 60.0  # seconds
