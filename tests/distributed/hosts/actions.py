@@ -466,3 +466,16 @@ def check_model(store: memstore.Store, key: str, changed: int, value: float) -> 
 
 def collect(store: memstore.Store) -> None:
     store.gc()
+
+
+def follow_model(store: memstore.Store, key: str, how: str, changed: int, value: float) -> None:
+    """Reads it as those do who load weights."""
+    expected = model(changed, value)
+    if how == "iter_weights":
+        found = dict(memstore.iter_weights(store, key, timeout=LONGEST))
+    else:
+        module = torch.nn.Module()
+        module.layer = torch.nn.ParameterList([torch.empty_like(tensor) for tensor in expected.values()])
+        store.load_model(key, module, timeout=LONGEST)
+        found = module.state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
