@@ -380,6 +380,12 @@ def put_weights(store: memstore.Store, nbytes: int, value: float) -> int:
     return store.put("weights/k", {"weight": half, "bias": half + 0}, timeout=LONGEST)
 
 
+def put_bias(store: memstore.Store, nbytes: int, value: float) -> int:
+    """Puts a value of which half is as `put_weights` puts it with 1.0."""
+    half = torch.full((nbytes // 8 // 1024, 1024), 1.0)
+    return store.put("weights/k", {"weight": half, "bias": half * value}, delta_of=True, timeout=LONGEST)
+
+
 def put_weights_in_parts(store: memstore.Store, nbytes: int, value: float) -> None:
     whole = (nbytes // 4 // 1024, 1024)
     for rank in range(2):
@@ -410,7 +416,9 @@ def _read_weights(store: memstore.Store, how: str, newer_than: int) -> float:
         tensors = [tensor.detach() for tensor in model.parameters()]
     else:
         store.wait("weights/k", newer_than=newer_than, timeout=LONGEST)
-        value = store.get("weights/k", timeout=LONGEST) if how == "get" else store.view("weights/k")
+        value = store.view("weights/k") if how == "view" else store.get("weights/k", timeout=LONGEST)
+        if how == "bias":
+            assert value.pop("weight").max() == 1
         tensors = [tensor[:] for tensor in value.values()]
     (value,) = {float(end) for tensor in tensors for end in (tensor.min(), tensor.max())}
     return value
