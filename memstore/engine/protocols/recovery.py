@@ -72,7 +72,9 @@ def after_death(root: Root) -> None:
         if behind:
             _unclaim(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
-        if behind:  # of versions that were replaced, and are kept, headers say the same
+        if behind:  # of versions that were replaced, and are kept, headers say the same; so do those that were moved
+            held = [segment for _, segment in transaction.numbers("held", _MOST)]
+            retired += [segment for segment in held if tables.spilled_size(transaction, segment) is not None]
             retired += kept_segments(transaction)
         filling = transaction.numbers("filling", _MOST)
         if page.notes.batch or page.is_new:  # a new page has lost the note
