@@ -9,6 +9,7 @@ files. All of them lay out a file with `draft_file` and write it with `FileDraft
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Ta
 from memstore.snapshot.stateful import HeldTensor, StateWalker
 from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.stored import check_cover
-from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
+from memstore.structure import DTYPE_NAMES, memory_of, over, traits, why_no_memory
 
 # --- Who writes what -------------------------------------------------------------------------------------------------
 # Each box of a tensor is written once, and the bytes are balanced among the ranks that have it. Every rank computes
@@ -166,11 +167,9 @@ class DraftPiece(NamedTuple):
 
     def late_bytes(self) -> Callable[[], Any] | None:
         """Returns what makes the bytes of the elements; None if they lie in the tensor's own memory as in a file."""
-        elements = self.elements
-        lies_so = elements.is_cpu and elements.is_contiguous()
-        if self.make is None and lies_so and not elements.is_conj() and not elements.is_neg():
+        if self.make is None and _lies_as_in_file(self.elements):
             return None
-        return self.make or modes.put_aside()(partial(bytes_of, elements))
+        return self.make or modes.put_aside()(partial(bytes_of, self.elements))
 
 
 def _wait_for_devices(pieces: Iterable[DraftPiece]) -> None:
@@ -260,6 +259,8 @@ def label_of(name: str, shape: tuple[int, ...], box: Box) -> str:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+_OWN_PAGES = 1 << 20  # bytes, from which on a copy gets pages of its own
+
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
     """Returns the elements in C order, as bytes: the tensor's own memory, or a copy if they don't lie so there.
@@ -269,10 +270,33 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     reason = why_no_memory(tensor)
     if reason is not None:
         raise UnsupportedValueError(reason)
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.device.type != "cpu" or not plain.is_contiguous():
-        plain = traits.copyable(plain).cpu().contiguous()
-    return memory_of(plain)
+    source = tensor.detach()
+    if _lies_as_in_file(source):
+        return memory_of(source)
+    memory = _new_memory(source.numel() * source.itemsize)
+    if len(memory):
+        shape = tuple(source.shape)
+        storage = torch.from_numpy(memory).untyped_storage()
+        target = over(storage, source.dtype, 0, shape, traits.contiguous_stride(shape))
+        with torch.no_grad():
+            traits.copyable(target).copy_(traits.copyable(source))  # resolves what is conjugate or negative, too
+    return memory
+
+
+def _new_memory(nbytes: int) -> Bytes:
+    """Makes memory that goes back to the machine as soon as nobody has it.
+
+    What malloc frees stays in the process after the first large free, up to 32 MiB each (M_MMAP_THRESHOLD in
+    mallopt(3)): an upload kept copies that were long put, and took 96 MiB more than its budget.
+    """
+    if nbytes < _OWN_PAGES:
+        return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+def _lies_as_in_file(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements lie in the memory of the tensor as they are to lie in a file."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 # --- Files of a take -------------------------------------------------------------------------------------------------

@@ -447,13 +447,13 @@ class ObjectStorage:
         return None
 
     def confirm(self, files: Sequence[SizedFile]) -> None:
-        """Looks that all pieces of these files are there, right before they are published.
+        """Looks that all pieces of these files were in the last listing, which was made right before.
 
         Raises:
             UnknownOutcomeError: some are gone: somebody has removed them.
         """
         self.know(files)
-        there = self._listing(again=True)
+        there = self._listing()
         for file in files:
             for piece in pieces_of(file):
                 found = there.get(piece.name)
