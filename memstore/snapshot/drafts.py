@@ -342,6 +342,9 @@ def own_bytes(tensors: list[HeldTensor], shared: set[str]) -> int:
     return sum(shard.local.numel() * shard.local.itemsize for shards in alone for shard in shards)
 
 
+_NOTHING_SHARED = SharedFiles()
+
+
 class RankDraft(NamedTuple):
     """The share of a rank in a take, before it is written.
 
@@ -384,7 +387,7 @@ def draft(
             for box, elements in shards:
                 label = label_of(own or tensor.path, tensor.shape, box)
                 (model if own else state).append((label, DraftPiece(i, box, elements)))
-    linked = SharedFiles()
+    linked = _NOTHING_SHARED
     pieces = [piece for _, piece in (*model, *state)]
     if sharing is not None:
         _wait_for_devices(pieces)
@@ -402,8 +405,8 @@ def draft(
             if found:
                 name = file_name(group, rank, take.world_size, None if take.plain else take.id)
                 files.append(draft_file(name, len(files), found))
-        part = part_of(take, rank, values, tensors, files, shared, names)
-        return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
+        part = part_of(take, rank, values, tensors, files, shared, names, linked, pieces)
+        return RankDraft(part, files, linked)
 
 
 def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
@@ -416,22 +419,6 @@ def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
 
 def _itself(memory: Any) -> Any:
     return memory
-
-
-def _with_shared(part: SnapshotPart, linked: SharedFiles, pieces: Sequence[DraftPiece]) -> SnapshotPart:
-    """Adds the boxes that needn't be written, and the files that have them, to a part."""
-    boxes: dict[int, list[ManifestBox]] = {}
-    for number, box in linked.boxes.items():
-        moved = ManifestBox(len(part.files) + box.file, box.offset, box.nbytes, box.offsets, box.shape)
-        boxes.setdefault(pieces[number].tensor, []).append(moved)
-    tensors = [
-        msgspec.structs.replace(tensor, boxes=(*tensor.boxes, *boxes.get(i, ())))
-        for i, tensor in enumerate(part.tensors)
-    ]
-    sums = (*[{} for _ in part.files], *linked.sums)
-    return msgspec.structs.replace(
-        part, files=part.files + linked.files, tensors=tuple(tensors), box_sums=sums, shares=True
-    )
 
 
 def _shard_of(shards: Sequence[Shard], box: Box) -> Shard:
@@ -448,23 +435,32 @@ def part_of(
     files: Sequence[FileDraft],
     shared: set[str],
     names: Sequence[str],
+    linked: SharedFiles = _NOTHING_SHARED,
+    pieces: Sequence[DraftPiece] = (),
 ) -> SnapshotPart:
     """Returns what a rank says of its part; the sums of its files are missing until they are written.
 
     Args:
         names: of each tensor in the index for transformers; "" for a tensor that isn't in there.
+        linked: the files that it shares, which come behind its own.
+        pieces: what the numbers of the boxes in these stand for.
     """
     boxes: list[list[ManifestBox]] = [[] for _ in tensors]
     for file in files:
         for piece, box in zip(file.pieces, file.boxes, strict=True):
             boxes[piece.tensor].append(box)
+    for number, box in linked.boxes.items():
+        moved = ManifestBox(len(files) + box.file, box.offset, box.nbytes, box.offsets, box.shape)
+        boxes[pieces[number].tensor].append(moved)
     told = tuple(
         [
             PartTensor(tensor.path, DTYPE_NAMES[tensor.dtype], tensor.shape, tensor.path in shared, name, tuple(here))
             for tensor, name, here in zip(tensors, names, boxes, strict=True)
         ]
     )
-    return SnapshotPart(take, rank, tuple([ManifestFile(file.name, file.size) for file in files]), told, tuple(values))
+    own = [ManifestFile(file.name, file.size) for file in files]
+    sums = (*[{} for _ in files], *linked.sums) if linked.files else ()
+    return SnapshotPart(take, rank, (*own, *linked.files), told, tuple(values), sums, bool(linked.files))
 
 
 def write_values(
