@@ -437,7 +437,7 @@ class SegmentWriter:
             elif on_tmpfs:
                 self._huge = move_to_huge(self._address, self.size)
         elif on_tmpfs and not is_small and self.size - self._huge >= syscalls.HUGE_PAGE:
-            # Pages that are small because huge ones cost more when the file was new. Readers take twice as long for them.
+            # These are small where huge ones cost more when the file was new. Readers take twice as long for them.
             most = max(self.size // _MOVED_A_PUT, COLLAPSE_STEP)
             self._huge += move_to_huge(self._address + self._huge, min(most, self.size - self._huge))
         self.is_whole = True
@@ -495,7 +495,9 @@ def _check_room(fd: int, size: int) -> None:
 # --- kept mappings ---------------------------------------------------------------------------------------------------
 
 
-_MOVED_A_PUT = 8  # a put moves one part of so many to huge pages, or one step: else the first one would take all the time
+_MOVED_A_PUT = (
+    8  # a put moves one part of so many to huge pages, or one step: else the first one would take all the time
+)
 _MOST_KEPT = 3  # mappings: of one file that is live, one retired, and one being filled
 _MOST_KEPT_BYTES = 4 << 30  # of all of them: with small pages, these take 8 MiB of page tables
 
