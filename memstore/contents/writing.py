@@ -181,9 +181,7 @@ class _WrittenPart:
     ranks, or in a list of shards.
     """
 
-    def __init__(
-        self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path], *, is_alone: bool
-    ) -> None:
+    def __init__(self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path], *, is_alone: bool) -> None:
         self._held, self._dtype = held, dtype
         self._may_be_twice = [
             leaf.is_replicated and not (is_alone and len(leaf.shards) == 1)  # of one rank: a copy is enough
