@@ -42,7 +42,6 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
-from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 from vllm.platforms import current_platform
 
@@ -290,7 +289,7 @@ def begin_reload(model: torch.nn.Module) -> None:
         info.reset()
 
 
-def is_filled_in_place(layer: torch.nn.Module, info: LayerReloadingInfo) -> bool:
+def is_filled_in_place(layer: torch.nn.Module, info: Any) -> bool:
     """Returns whether a layer has its tensors as they were loaded: its kernels want no other form of them."""
     if info.can_load() or is_deferred_attention_layer(layer):
         return False
