@@ -9,8 +9,8 @@ An update has vLLM's phases, which the worker is told by its process group, and 
    where the model has them; those of another form once their layer is complete.
 3. `finish_weight_update` ends the reload. Tensors of which nothing came have what they had.
 
-A round that isn't there any more is an error before anything is copied. An error within the copies leaves tensors of two
-versions, which `version` tells as None until an update has gone well.
+A round that isn't there any more is an error before anything is copied. An error within the copies leaves tensors of
+two versions, which `version` tells as None until an update has gone well.
 
 A worker that knows its place by the environment takes the newest round when it is made: rank 0 says which.
 """
@@ -42,10 +42,10 @@ from vllm.model_executor.model_loader.mtp_validation import disable_mtp_complete
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
-from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 from vllm.platforms import current_platform
 
+from memstore._compat import DisableTorchFunctionSubclass
 from memstore.errors import MemstoreError, NotAStoreError, PermissionDeniedError, ReadOnlyError
 from memstore.integrations.vllm.weights import Round, Staging, TakenWeights, WeightsPlace, keeping, take_round
 from memstore.store.store import Store
@@ -270,8 +270,8 @@ def _in_order(tensors: Mapping[str, torch.Tensor], chosen: Iterable[str]) -> Ite
 
 # --- Reloads ---------------------------------------------------------------------------------------------------------
 # vLLM's layerwise reload loads a layer into new memory, makes of it what the layer's kernels take, and copies that to
-# where the layer was: two copies, and the faults of the new memory. Most layers' kernels take what was loaded. Their own
-# loaders fill them where they are, as when the model was made.
+# where the layer was: two copies, and the faults of the new memory. Most layers' kernels take what was loaded. Their
+# own loaders fill them where they are, as when the model was made.
 
 
 _AS_LOADED = frozenset({UnquantizedLinearMethod, UnquantizedEmbeddingMethod})  # where the platform doesn't pack them
@@ -279,7 +279,9 @@ _AS_LOADED = frozenset({UnquantizedLinearMethod, UnquantizedEmbeddingMethod})  #
 
 def begin_reload(model: torch.nn.Module) -> None:
     """Begins vLLM's layerwise reload of all layers but those that are filled in place."""
-    in_place = [info for layer in model.modules() if is_filled_in_place(layer, info := get_layerwise_info(layer))]
+    with DisableTorchFunctionSubclass():  # each look at one of vLLM's parameters would go through Python
+        found = [(layer, get_layerwise_info(layer)) for layer in model.modules()]
+        in_place = [info for layer, info in found if is_filled_in_place(layer, info)]
     for info in in_place:
         info.load_numel_total = 0  # as of a layer whose reload has begun, which vLLM passes over
     initialize_layerwise_reload(model)
@@ -287,7 +289,7 @@ def begin_reload(model: torch.nn.Module) -> None:
         info.reset()
 
 
-def is_filled_in_place(layer: torch.nn.Module, info: LayerReloadingInfo) -> bool:
+def is_filled_in_place(layer: torch.nn.Module, info: Any) -> bool:
     """Returns whether a layer has its tensors as they were loaded: its kernels want no other form of them."""
     if info.can_load() or is_deferred_attention_layer(layer):
         return False

@@ -2,8 +2,8 @@
 
     .venv-vllm/bin/python -m tests.benchmarks.scripts.vllm_updates [--mib N] [--rounds N] [--root PATH]
 
-The contestants take turns, with one thread. Times are those that pass, and those of the processor, which a busy machine doesn't change as
-much. `make test-vllm` makes the environment.
+The contestants take turns, with one thread. Times are those that pass, and those of the processor, which a busy machine
+changes less. `make test-vllm` makes the environment.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def main() -> None:
     passed: dict[str, list[float]] = {name: [] for name in contestants}
     used: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(options.rounds + 1):
-        for name, call in contestants.items():
+        for place in range(len(contestants)):  # another one is first in each round: who is last finds other caches
+            name, call = list(contestants.items())[(number + place) % len(contestants)]
             began, had = time.perf_counter(), time.process_time()
             call()
             if number:  # the first one touches new memory
