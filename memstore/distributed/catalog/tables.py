@@ -357,10 +357,16 @@ class CatalogTables:
     def ownership(self, group: bytes) -> Ownership | None:
         return self._read_group(tables.DIRECTORY, group, Ownership)
 
-    def put_ownership(self, row: Ownership) -> None:
-        self._drop_number(row.group)
-        self._put(tables.DIRECTORY, tables.group_row(row.group), row, adds=True)
-        self._put(tables.GRANTS, _number_row(row), b"", adds=True)
+    def ownerships_of(self, groups: Sequence[bytes]) -> dict[bytes, Ownership]:
+        rows = self._transaction.rows_of(tables.DIRECTORY, [tables.group_row(group) for group in groups])
+        return {key[1:]: decode(Ownership, tables.body_of(key, stored)) for key, stored in rows.items()}
+
+    def put_ownerships(self, rows: Sequence[Ownership]) -> None:
+        row_of = {tables.group_row(row.group): row for row in rows}
+        for key in self._transaction.rows_of(tables.DIRECTORY, list(row_of)):
+            self._drop_number(key[1:])
+        self._put_all(tables.DIRECTORY, {key: encode(row) for key, row in row_of.items()})
+        self._put_all(tables.GRANTS, {_number_row(row): b"" for row in row_of.values()})
 
     def drop_ownership(self, group: bytes) -> None:
         self._drop_number(group)
@@ -700,7 +706,7 @@ class CatalogTables:
 
     def have_more(self, keys: Sequence[bytes]) -> frozenset[bytes]:
         noted = (tables.BACKUPS, tables.LACKING, tables.REPLICAS)
-        return frozenset().union(*(self._transaction.rows_of(table, keys) for table in noted))
+        return frozenset(key for table in noted for key in self._transaction.rows_of(table, keys))
 
     def replica(self, key: bytes) -> tuple[bytes, int] | None:
         """Returns a host that has said that it has a replica, and of which version. None, too, of a damaged row."""

@@ -505,9 +505,8 @@ def _write(
         )
         for number, group in enumerate(groups, last + 1)
     ]
-    for row in rows:
-        tables.put_ownership(row)
     if rows:
+        tables.put_ownerships(rows)
         tables.granted = last + len(rows)
     return rows
 
@@ -518,10 +517,13 @@ def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:
         return Stale(max(standing.promised, standing.roster.term))
     if request.term > standing.roster.term:
         return Later()
+    known, newer = tables.ownerships_of([row.group for row in request.rows]), list[Ownership]()
     for row in request.rows:
-        old = tables.ownership(row.group)
+        old = known.get(row.group)
         if old is None or old.grant.number < row.grant.number or old.grant.term < request.term:
-            tables.put_ownership(row)
+            newer.append(row)
+    if newer:
+        tables.put_ownerships(newer)
     term, upto = tables.mirrored
     if term != request.term:
         upto = 0

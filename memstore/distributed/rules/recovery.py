@@ -797,9 +797,7 @@ def _has_kept(tables: Tables, dead: bytes) -> bool:
     return False
 
 
-def _merge_all(
-    dead: bytes, groups: Mapping[bytes, Ownership], said: Sequence[tuple[bytes, BackedUp]]
-) -> Steps[None]:
+def _merge_all(dead: bytes, groups: Mapping[bytes, Ownership], said: Sequence[tuple[bytes, BackedUp]]) -> Steps[None]:
     for host, answer in said:
         for first in range(0, len(answer.rows), _AT_ONCE):
             some = answer.rows[first : first + _AT_ONCE]

@@ -132,6 +132,7 @@ class Both:
         self.look(lambda tables: [tables.kept(group) for group in GROUPS])
         self.look(lambda tables: [tables.ownership(group) for group in GROUPS])
         self.look(lambda tables: (tables.granted, tables.mirrored, tables.early_promise))
+        self.look(lambda tables: tables.ownerships_of(GROUPS))
         self.look(lambda tables: sorted(tables.all_leaving()))
         self.look(lambda tables: sorted(tables.all_kept()))
         self.look(lambda tables: (tables.kept_of(KEYS), tables.keepers_of(KEYS), tables.have_more(KEYS)))
@@ -250,7 +251,7 @@ def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, n
         row = Ownership(group, OTHER, grant, THIRD if choice % 2 else None, former=OTHER if choice % 3 else None)
         if not sim.granted:  # without a number that was given, the catalog tells it by the rows
             both.run(lambda tables: setattr(tables, "granted", 63))
-        both.run(lambda tables: tables.put_ownership(row))
+        both.run(lambda tables: tables.put_ownerships([row]))
     elif name == "drop_grant" and group in sim.directory:
         both.run(lambda tables: tables.drop_ownership(group))
     elif name == "granted":

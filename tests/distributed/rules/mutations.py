@@ -942,11 +942,11 @@ def _(patch: Patch) -> None:
 
 @mutation("a group whose taker is removed is nobody's", "a taker that is lost")
 def _(patch: Patch) -> None:
-    put = SimTables.put_ownership
+    put = SimTables.put_ownerships
     patch.setattr(
         SimTables,
-        "put_ownership",
-        lambda tables, row: put(tables, msgspec.structs.replace(row, giver=None)),  # pyright: ignore
+        "put_ownerships",
+        lambda tables, rows: put(tables, [msgspec.structs.replace(row, giver=None) for row in rows]),  # pyright: ignore
     )
 
 

@@ -247,8 +247,11 @@ class SimTables:
     def ownership(self, group: bytes) -> Ownership | None:
         return self.directory.get(group)
 
-    def put_ownership(self, row: Ownership) -> None:
-        self.directory[row.group] = row
+    def ownerships_of(self, groups: Sequence[bytes]) -> dict[bytes, Ownership]:
+        return {group: self.directory[group] for group in groups if group in self.directory}
+
+    def put_ownerships(self, rows: Sequence[Ownership]) -> None:
+        self.directory.update((row.group, row) for row in rows)
 
     def drop_ownership(self, group: bytes) -> None:
         del self.directory[group]

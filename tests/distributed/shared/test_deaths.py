@@ -49,9 +49,7 @@ def recovered(pair: Pair) -> dict[str, str]:
     return dict(pair.status().lost)
 
 
-def put_sharded(
-    stores: Sequence[memstore.Store], key: str, first: float, *, is_apart: bool = False
-) -> torch.Tensor:
+def put_sharded(stores: Sequence[memstore.Store], key: str, first: float, *, is_apart: bool = False) -> torch.Tensor:
     """Ranks put a row each, of one tensor, or of tensors of their own. Returns all rows."""
     rows = torch.full((len(stores), 50_000), first) + torch.arange(len(stores)).reshape(-1, 1)
 
