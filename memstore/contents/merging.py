@@ -433,13 +433,18 @@ def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) 
     return True
 
 
-def content_of_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
+def content_of_headers(key: str, parts: Sequence[FoundPart], *, of_all_ranks: bool = False) -> Content | None:
     """Merges parts of which only their segments are left. Returns None if they are not all of one value.
 
     A rank that held no bytes, and nothing else that others may lack, has no segment: see `draft_part`.
+
+    Args:
+        of_all_ranks: None, too, if a rank has no segment among them: it may have put something on another host.
     """
     try:
         found = [_read_found(part) for part in parts]
+        if of_all_ranks and {part.rank for part in found} != set(range(found[0].said.value.world_size)):
+            return None
         content = merge(key, found, with_checksums=all(part.checksums is not None for part in parts))
     except (CorruptionError, ShardMismatchError, PartialCommitError) as error:
         log.warning("%r can't be made of the headers of its parts: %s", key, error)

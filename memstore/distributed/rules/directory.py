@@ -49,7 +49,7 @@ from memstore.distributed.rules.nouns import (
     group_of,
 )
 from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, forget_replica, is_outdated, is_pending
+from memstore.distributed.rules.recovery import SOON, NotRecovered, forget_replica, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -505,9 +505,8 @@ def _write(
         )
         for number, group in enumerate(groups, last + 1)
     ]
-    for row in rows:
-        tables.put_ownership(row)
     if rows:
+        tables.put_ownerships(rows)
         tables.granted = last + len(rows)
     return rows
 
@@ -518,10 +517,13 @@ def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:
         return Stale(max(standing.promised, standing.roster.term))
     if request.term > standing.roster.term:
         return Later()
+    known, newer = tables.ownerships_of([row.group for row in request.rows]), list[Ownership]()
     for row in request.rows:
-        old = tables.ownership(row.group)
+        old = known.get(row.group)
         if old is None or old.grant.number < row.grant.number or old.grant.term < request.term:
-            tables.put_ownership(row)
+            newer.append(row)
+    if newer:
+        tables.put_ownerships(newer)
     term, upto = tables.mirrored
     if term != request.term:
         upto = 0
@@ -780,12 +782,9 @@ def take(tables: Tables, standing: Standing, request: Give) -> Answer:
         kept = None
     kept = kept or KeptGroup(request.giver, request.of)
     if kept.version is None:
-        for key, entry in request.rows:
-            if group_of(key) == request.group:
-                tables.keep(key, entry)
-        for key in request.damaged:
-            if group_of(key) == request.group:
-                tables.keep(key, None)
+        rows = {key: entry for key, entry in request.rows if group_of(key) == request.group}
+        damaged = dict.fromkeys((key for key in request.damaged if group_of(key) == request.group), None)
+        tables.keep({**rows, **damaged})
         for outcome in request.outcomes:
             remember(tables, outcome)
         kept = msgspec.structs.replace(kept, version=request.version)
@@ -839,7 +838,7 @@ def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused
     while mine:
         done = yield from transact(lambda tables, some=mine: _open_some(tables, some, refused))
         mine = mine[done:]
-        yield from pause(BETWEEN)
+        yield from pause(SOON)
     return True
 
 

@@ -165,26 +165,27 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         kept.version is None or not is_free or grant.epoch > standing.roster.epoch
     ):  # records may name hosts that are new
         return False
-    page = tables.kept_page(group, ROWS_LIMIT)
+    page = tables.take_kept(group, ROWS_LIMIT)
+    whole: dict[bytes, Entry] = {}
     for key, entry in page:
-        tables.forget_kept(key)
         if entry is None:
             tables.put_damaged(key)
-            continue
-        if not are_there(tables, standing, entry.places):
-            with passing_over(tables, key):  # that host was removed while the group was on its way
+        elif not entry.places or are_there(tables, standing, entry.places):
+            whole[key] = entry
+        else:  # that host was removed while the group was on its way
+            with passing_over(tables, key):
                 dispose(tables, standing, entry.places)
             remembering.note(tables, Change(key, None))
             note_change(tables, standing, Change(key, None), 0)
-            continue
-        try:
-            tables.put_record(key, entry)
-        except CorruptionError as error:  # one that can't be a record keeps no other from coming
-            tables.pass_over(key, error)
-            tables.put_damaged(key)
-            continue
-        let_go(tables, key, entry.places)
-        note_lacking(tables, standing, Change(key, b"", is_mutable=entry.is_mutable), is_alone=False)
+    for key, error in tables.put_records(list(whole.items())).items():  # what can't be a record stops no other
+        tables.pass_over(key, error)
+        tables.put_damaged(key)
+        del whole[key]
+    more = whole if standing.roster.policy_of(group) is not None else tables.have_more(list(whole))
+    for key, entry in whole.items():
+        if key in more:
+            let_go(tables, key, entry.places)
+            note_lacking(tables, standing, Change(key, b"", is_mutable=entry.is_mutable), is_alone=False)
         for place in entry.places:
             if is_here(standing, place):
                 with passing_over(tables, key):
@@ -196,6 +197,12 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
     record_grant(
         tables, group, grant
     )  # also for a read: nothing else says any more that these records were handed over
+    first = group_heads(tables, group, b"", 1)
+    if page and first and first[0][0] == page[0][0]:
+        for key in whole:
+            tables.tell(key)
+    else:  # it had more than one page
+        tables.tell_all()
     return True
 
 

@@ -47,7 +47,7 @@ from memstore.distributed.rules.nouns import Backup, Change, Entry, Grant, Membe
 from memstore.distributed.rules.owning import answer_again, commit, dispose, is_here, keep_answer
 from memstore.distributed.rules.recovery import (
     WINDOW,
-    add_keeper,
+    add_keepers,
     forget_replica,
     is_known,
     let_go,
@@ -331,9 +331,8 @@ def keep_all(tables: Tables, request: KeepAll) -> Answer:
     if not all(key in asked or isinstance(_plan_one(tables, key), Failed | None) for key in together):
         return Later()
     entries = [tables.record(key) if key in together else None for key in keys]
-    for key, entry in zip(keys, entries, strict=True):
-        if entry is not None:
-            add_keeper(tables, key, request.keeper, entry.version)
+    versions = {key: entry.version for key, entry in zip(keys, entries, strict=True) if entry is not None}
+    add_keepers(tables, request.keeper, versions)
     return Found(tuple(entries))
 
 

@@ -56,7 +56,7 @@ import functools
 import hashlib
 import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -143,6 +143,9 @@ class Transaction(msgspec.Struct, eq=False):
 
     def put_record(self, key: bytes, record: Record) -> None:
         self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
+
+    def put_records(self, records: Sequence[tuple[bytes, Record]]) -> None:
+        self.put_rows("entries", [(key, encode_record(key, record)) for key, record in records])
 
     def put_damaged(self, key: bytes) -> None:
         """Its record was damaged on another host, and couldn't come with the others."""
@@ -319,6 +322,32 @@ class Transaction(msgspec.Struct, eq=False):
 
     def delete_row(self, table: str, key: bytes) -> None:
         self._handle.delete(key, db=self._tables[table])
+
+    def rows_of(self, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Returns the rows of an optional table that are there, of many keys: LMDB is asked once."""
+        if table not in self._tables:
+            return {}
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            return {bytes(key): bytes(value) for key, value in cursor.getmulti(keys)}
+
+    def put_rows(self, table: str, rows: Sequence[tuple[bytes, bytes | bytearray]]) -> None:
+        """Puts many rows: in their order they cost least."""
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            cursor.putmulti(rows)
+
+    def take_rows(self, table: str, prefix: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Deletes up to `limit` rows of an optional table whose keys start with `prefix`, in order. Returns them."""
+        taken: list[tuple[bytes, bytes]] = []
+        if table not in self._tables:
+            return taken
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            while len(taken) < limit and (cursor.key() or cursor.set_range(prefix)):
+                key, value = cursor.item()
+                if not bytes(key).startswith(prefix):
+                    break
+                taken.append((bytes(key), bytes(value)))
+                cursor.delete()  # and stands at the next one
+            return taken
 
     def rows_with(self, table: str, prefix: bytes, limit: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Up to `limit` rows of an optional table whose keys start with `prefix`, in order, beyond `after`."""
@@ -857,6 +886,10 @@ def read_body(transaction: Transaction, table: str, key: bytes) -> bytes | None:
 
 def put_body(transaction: Transaction, table: str, key: bytes, body: bytes) -> None:
     transaction.put_row(table, key, with_checksum(key, body))
+
+
+def put_bodies(transaction: Transaction, table: str, bodies: Mapping[bytes, bytes]) -> None:
+    transaction.put_rows(table, [(key, with_checksum(key, body)) for key, body in bodies.items()])
 
 
 def kept_row(transaction: Transaction, table: str, key: bytes) -> KeptRow | None:

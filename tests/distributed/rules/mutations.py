@@ -743,8 +743,8 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     send_all = recovery.send_all
 
-    def hasty(requests: Any) -> Any:
-        answers = yield from send_all(requests)
+    def hasty(requests: Any, *meanwhile: Any) -> Any:
+        answers = yield from send_all(requests, *meanwhile)
         asked = [request for _, request in requests]
         return [
             BackedUp(()) if isinstance(request, FindBackups) and not isinstance(answer, BackedUp) else answer
@@ -803,7 +803,7 @@ def _(patch: Patch) -> None:
 
     def forget(tables: Any, *arguments: Any) -> None:
         with Patch.context() as inner:
-            inner.setattr(SimTables, "put_keepers", lambda tables, key, keepers: None)  # pyright: ignore
+            inner.setattr(SimTables, "put_keepers_of", lambda tables, rows: None)  # pyright: ignore
             merge(tables, *arguments)
 
     patch.setattr(recovery, "_merge", forget)
@@ -942,11 +942,11 @@ def _(patch: Patch) -> None:
 
 @mutation("a group whose taker is removed is nobody's", "a taker that is lost")
 def _(patch: Patch) -> None:
-    put = SimTables.put_ownership
+    put = SimTables.put_ownerships
     patch.setattr(
         SimTables,
-        "put_ownership",
-        lambda tables, row: put(tables, msgspec.structs.replace(row, giver=None)),  # pyright: ignore
+        "put_ownerships",
+        lambda tables, rows: put(tables, [msgspec.structs.replace(row, giver=None) for row in rows]),  # pyright: ignore
     )
 
 

@@ -1188,7 +1188,7 @@ def _() -> None:
     play.hosts[2].tables.put_kept(
         b"g", directory.KeptGroup(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number)
     )
-    play.hosts[2].tables.keep(b"g/1", play.hosts[1].tables.records[b"g/1"])
+    play.hosts[2].tables.keep({b"g/1": play.hosts[1].tables.records[b"g/1"]})
     removed = play.hosts[1].id
     play.world.lose(play.hosts[1])
     play.world.remove(removed)

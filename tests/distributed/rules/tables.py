@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -117,6 +117,11 @@ class SimTables:
         self.records[key] = entry
         self.damaged.discard(key)
 
+    def put_records(self, entries: Sequence[tuple[bytes, Entry]]) -> dict[bytes, CorruptionError]:
+        for key, entry in entries:
+            self.put_record(key, entry)
+        return {}
+
     def put_damaged(self, key: bytes) -> None:
         if key not in self.records:
             self.damaged.add(key)
@@ -225,25 +230,31 @@ class SimTables:
     def all_kept(self, after: bytes | None = None, limit: int = 1 << 20) -> list[tuple[bytes, KeptGroup]]:
         return [row for row in sorted(self.kept_groups.items()) if after is None or row[0] > after][:limit]
 
-    def keep(self, key: bytes, entry: Entry | None) -> None:
-        self.kept_records[key] = entry
+    def keep(self, rows: Mapping[bytes, Entry | None]) -> None:
+        self.kept_records.update(rows)
 
     def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
         return sorted(row for row in self.kept_records.items() if group_of(row[0]) == group)[:limit]
 
-    def kept_record(self, key: bytes) -> Entry | None:
-        return self.kept_records.get(key)
+    def kept_of(self, keys: Sequence[bytes]) -> dict[bytes, Entry | None]:
+        return {key: self.kept_records[key] for key in keys if key in self.kept_records}
 
-    def forget_kept(self, key: bytes) -> None:
-        del self.kept_records[key]
+    def take_kept(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+        page = self.kept_page(group, limit)
+        for key, _ in page:
+            del self.kept_records[key]
+        return page
 
     # --- the directory ------------------------------------------------------------------------------------------------
 
     def ownership(self, group: bytes) -> Ownership | None:
         return self.directory.get(group)
 
-    def put_ownership(self, row: Ownership) -> None:
-        self.directory[row.group] = row
+    def ownerships_of(self, groups: Sequence[bytes]) -> dict[bytes, Ownership]:
+        return {group: self.directory[group] for group in groups if group in self.directory}
+
+    def put_ownerships(self, rows: Sequence[Ownership]) -> None:
+        self.directory.update((row.group, row) for row in rows)
 
     def drop_ownership(self, group: bytes) -> None:
         del self.directory[group]
@@ -381,6 +392,9 @@ class SimTables:
     def tell(self, key: bytes) -> None:
         """Who waits looks again and again."""
 
+    def tell_all(self) -> None:
+        """As `tell`."""
+
     # --- backups ------------------------------------------------------------------------------------------------------
 
     def backup(self, key: bytes) -> Backup | None:
@@ -420,6 +434,13 @@ class SimTables:
             self.keeping[key] = tuple(keepers)
         else:
             self.keeping.pop(key, None)
+
+    def keepers_of(self, keys: Sequence[bytes]) -> dict[bytes, tuple[tuple[bytes, int], ...]]:
+        return {key: self.keeping[key] for key in keys if key in self.keeping}
+
+    def put_keepers_of(self, rows: Mapping[bytes, Sequence[tuple[bytes, int]]]) -> None:
+        for key, keepers in rows.items():
+            self.put_keepers(key, keepers)
 
     def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
         return sorted(row for row in self.keeping.items() if row[0] > after)[:limit]
@@ -474,6 +495,9 @@ class SimTables:
 
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key in sorted(self.lacks) if key > after][:limit]
+
+    def have_more(self, keys: Sequence[bytes]) -> frozenset[bytes]:
+        return frozenset(keys) & (self.backups.keys() | self.lacks.keys() | self.replicated.keys())
 
     def note_lost(self, name: bytes, who: str) -> None:
         self.lost[name] = who

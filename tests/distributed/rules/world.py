@@ -786,11 +786,13 @@ class Task:
 
             def take(number: int, answer: Any) -> None:
                 answers[number] = answer
-                if len(answers) == len(action.sends):
-                    self._resume(turn, [answers[one] for one in sorted(answers)])
+                if len(answers) == len(action.sends) + (action.meanwhile is not None):
+                    self._resume(turn, [answers[one] for one in range(len(action.sends))])
 
             for number, one in enumerate(action.sends):
                 world.send(self._host, one, self._is_alive, partial(take, number))
+            if action.meanwhile is not None:
+                Task(world, self._host, action.meanwhile, self._is_alive, partial(take, -1)).start()
         elif isinstance(action, Send | Race):
             for one in action.sends if isinstance(action, Race) else (action,):
                 world.send(self._host, one, self._is_alive, lambda answer: self._resume(turn, answer))
