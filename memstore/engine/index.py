@@ -47,7 +47,7 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
 def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
     """Returns the versions of a key that can be read, the present one last; none if there is no such key.
 
-    `timeout` is for other hosts, of which the present version is all that there is.
+    `timeout` is for other hosts.
     """
 
     def read(transaction: Transaction) -> tuple[int, ...]:
@@ -55,12 +55,10 @@ def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
         kept = tuple([one.version for one in tables.kept_versions(transaction, name)])
         return kept if record is None else (*kept, record.version)
 
+    if is_served(root):
+        return tuple(elsewhere_of(root).versions(name, deadline_after(timeout)))
     root.catalog.open_optional()
-    found = root.catalog.view(read)
-    if not found and is_served(root):
-        version = version_of(root, name, timeout)
-        found = (version,) if version else ()
-    return found
+    return root.catalog.view(read)
 
 
 def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
@@ -70,10 +68,10 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
         kept = [tables.kept_record(transaction, name, one.version) for one in tables.kept_versions(transaction, name)]
         return [record for record in (*kept, transaction.record(name)) if record is not None]
 
+    if is_served(root):
+        return elsewhere_of(root).version_records(name, deadline_after(timeout))
     root.catalog.open_optional()
-    found = root.catalog.view(read)
-    record = find(root, name, timeout) if not found else None
-    return [record] if record is not None else found
+    return root.catalog.view(read)
 
 
 def is_spilled(root: Root, record: Record) -> bool:

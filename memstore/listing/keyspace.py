@@ -230,7 +230,7 @@ class Keyspace:
         """Returns the versions of `key` that can be read by `get(key, version=v)`, sorted: the last is the current one.
 
         More than that one are there if a put of the key has asked for them (`put(history=)`), or if somebody has pinned
-        them (`pin`); of a deleted key, the pinned ones. In a store on several hosts it is the only one.
+        them (`pin`); of a deleted key, the pinned ones.
 
         Raises:
             KeyNotFoundError: no such key.

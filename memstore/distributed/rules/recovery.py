@@ -457,7 +457,8 @@ def keep(
                 elif row.replica is not None and row.replica.version == entry.version:
                     row.backup = row.replica
                 else:
-                    row.backup = Backup(entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable)
+                    said = entry.body, entry.places, entry.is_mutable
+                    row.backup = Backup(entry.version, row.grant.number, *said, history=entry.history)
             elif isinstance(answer, NotOwner | Refused):
                 left.remove(row)
         if all(row.backup is not None for row in left):
@@ -804,7 +805,8 @@ def _merge(
         known = tables.kept_record(key)
         is_whole = all(place.host == host for place in backup.places)  # else one of its bytes may be gone
         if known is None or known.version < backup.version + (is_whole and known.version == backup.version):
-            tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
+            said = backup.body, backup.places, backup.is_mutable
+            tables.keep(key, Entry(backup.version, *said, backup.history))
         if is_elsewhere:
             add_keeper(tables, key, host, backup.version)
 
