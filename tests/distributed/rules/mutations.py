@@ -760,6 +760,12 @@ def _(patch: Patch) -> None:
     patch.setattr(roster, "let_lost_go", _no_steps)
 
 
+@mutation("who keeps a version forgets its history", "an heir goes on with a history")
+def _(patch: Patch) -> None:
+    backup = client.Backup
+    patch.setattr(client, "Backup", lambda *said: backup(*said[:6]))  # pyright: ignore
+
+
 # --- a death ----------------------------------------------------------------------------------------------------------
 
 

@@ -1695,9 +1695,10 @@ def _() -> None:
 
 
 def _put_with_history(play: Play, host: int, key: bytes, limits: tuple[int, int] | None) -> int:
-    place = Place(play.hosts[host].id, play.hosts[host].tables.fill(7), 1)
-    change = Change(key, b"", (place,), history=limits)
-    (version,) = run(play.world, play.processes[host], play.processes[host].client.commit([change], 1 << 62), seconds=1)
+    process, tables = play.processes[host], play.hosts[host].tables
+    place = Place(process.host.id, tables.fill(7), 1)
+    change, until = Change(key, b"", (place,), history=limits), tables.clock() + 5_000_000_000
+    (version,) = run(play.world, process, process.client.commit([change], until), seconds=1)
     return version
 
 
@@ -1750,3 +1751,21 @@ def _() -> None:
     versions.append(_put_with_history(play, 3, b"g/k", None))
     found = run(play.world, play.processes[0], reading.versions_of(play.processes[0].client, b"g/k"), seconds=1)
     play.must(found == tuple(versions[-4:]), "the history goes on")
+
+
+@script("an heir goes on with a history")
+def _() -> None:
+    """As the last put has asked for it. What was replaced is lost with its owner, and its bytes are given back."""
+    play = Play(4)
+    play.put(1, b"g/other")
+    for _ in range(3):
+        _put_with_history(play, 2, b"g/k", (3, 0))
+    die(play, 1)
+    play.world.run(20)
+    reader = play.processes[3]
+    found = run(play.world, reader, reading.versions_of(reader.client, b"g/k"), seconds=1)
+    play.must(len(found) == 1, f"{found} are there")
+    play.must(len(play.hosts[2].tables.segments) == 1, "bytes of the others stay")
+    versions = [*found, *(_put_with_history(play, 2, b"g/k", None) for _ in range(3))]
+    found = run(play.world, reader, reading.versions_of(reader.client, b"g/k"), seconds=1)
+    play.must(found == tuple(versions[-3:]), f"{found} are left of {versions}")
