@@ -12,7 +12,7 @@ reading      a mapped entry as a value; checksums compared; bytes that lie on ot
 
 from __future__ import annotations
 
-from memstore.contents.deltas import draft_delta
+from memstore.contents.deltas import draft_delta, put_deltas_whole, with_origins
 from memstore.contents.merging import content_of_headers, header_of, header_of_part, merge
 from memstore.contents.parts import CHECKSUM_SIZE, box_table, boxes_of, encode_boxes, read_content
 from memstore.contents.reading import (

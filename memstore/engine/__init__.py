@@ -95,6 +95,7 @@ from memstore.engine.format.records import (
     ExternalExtent,
     Leaf,
     MutableDescription,
+    OriginRange,
     Path,
     Record,
     SegmentExtent,
@@ -102,9 +103,11 @@ from memstore.engine.format.records import (
     base_after,
     decode_external,
     decode_mutable,
+    decode_origins,
     decode_segments,
     encode_extents,
     encode_mutable,
+    encode_origins,
     end_of,
     plan_bytes,
 )
@@ -135,6 +138,7 @@ from memstore.engine.protocols.change import (
     Content,
     MembershipChanged,
     check_version,
+    deltas_here,
     mutable_entry,
     need_boxes,
     need_cluster,
@@ -144,7 +148,7 @@ from memstore.engine.protocols.change import (
     note_history,
     record_of,
 )
-from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft
+from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft, Moved, carry, in_both, origins_of
 from memstore.engine.protocols.elsewhere import (
     IN_A_THREAD,
     Absent,
@@ -172,7 +176,7 @@ from memstore.engine.protocols.history import (
 )
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put
-from memstore.engine.protocols.quotas import set_quota
+from memstore.engine.protocols.quotas import Charge, charge, held_bytes, set_quota, used_by
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
 from memstore.engine.protocols.room import retry_after_sweep
 from memstore.engine.protocols.served import Effects, change_served

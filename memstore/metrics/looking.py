@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from memstore._info import ClusterStatus, PendingInfo, QuotaInfo, StoreStats
 from memstore._threads import between_forks
-from memstore.engine import Record, command_of, is_served, numbers_of_rows, numbers_of_store, who_holds
+from memstore.engine import Record, command_of, index, is_served, numbers_of_rows, numbers_of_store, who_holds
 from memstore.errors import MemstoreError
 from memstore.listing import Keyspace, ListedEntry, UnknownKindError, entries_after, opened, outline
 
@@ -170,7 +170,7 @@ def look_at(store: Keyspace, *, checkpoints: Sequence[str] = ()) -> StoreLook:
             for one in who_holds(root)
         ),
         pending=pending,
-        quotas=store.quotas(),
+        quotas=tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in index.quotas_here(root)),
         cluster=cluster,
         steps=tuple(steps),
         troubles=tuple(troubles),

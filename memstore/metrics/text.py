@@ -67,6 +67,7 @@ def _of_store(look: StoreLook) -> Iterator[_Family]:
         "pinned": stats.pinned_bytes,
         "filling": stats.filling_bytes,
         "pending": stats.pending_bytes,
+        "spilled": stats.spilled_bytes,
         "catalog": stats.catalog_bytes,
     }
     one: _Labels = {}
@@ -124,6 +125,7 @@ _OF_KEYS = (
 _OF_LIVING_HOSTS = (
     ("memstore_host_keys", "gauge", "Keys that a host owns.", "keys"),
     ("memstore_host_live_bytes", "gauge", "Bytes of values that lie there.", "live_bytes"),
+    ("memstore_host_spilled_bytes", "gauge", "Bytes of values that were moved to its disk.", "spilled_bytes"),
     ("memstore_host_sent_bytes_total", "counter", "Bytes that its index process has sent.", "sent"),
     ("memstore_host_received_bytes_total", "counter", "Bytes that its index process has received.", "received"),
     ("memstore_host_lacking_keys", "gauge", "Its keys that lack a replica.", "lacking"),

@@ -17,6 +17,7 @@ from memstore._threads import between_forks
 from memstore.engine import index, numbers_of_store
 from memstore.errors import MemstoreError
 from memstore.listing import Keyspace, open_keyspace, opened
+from memstore.metrics.calls import calls
 from memstore.metrics.looking import KeyFigures, StoreLook, key_page, look_at
 
 T = TypeVar("T")
@@ -116,6 +117,9 @@ class Watcher:
         hosts = [] if look.cluster is None else [asdict(host) for host in look.cluster.hosts]
         for host in hosts:
             numbers |= {f"sent {host['address']}": host["sent"], f"received {host['address']}": host["received"]}
+        counted = calls()  # of this process, if it counts them: a get leaves no trace in the store
+        if counted:
+            numbers["gets"] = counted["get"].count if "get" in counted else 0
         rates = self._rates.note(numbers, now)
         for one in buffers:
             one["added_rate"] = rates.get(f"added {one['key']}")
@@ -130,6 +134,7 @@ class Watcher:
             "stats": {**asdict(look.stats), "keys": fresh.keys, "live_bytes": fresh.live_bytes},
             "versions": fresh.versions,
             "puts_rate": rates.get("versions"),
+            "gets_rate": rates.get("gets", 0.0) if counted else None,
             "holders": [asdict(one) for one in look.holders],
             "pending": [asdict(one) for one in look.pending],
             "quotas": [asdict(one) for one in look.quotas],

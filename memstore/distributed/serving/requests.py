@@ -59,6 +59,7 @@ from memstore.distributed.rules import (
     Resolve,
     Serve,
     SetPolicy,
+    SetQuota,
     Stay,
     TakeOver,
     Unnoted,
@@ -403,11 +404,11 @@ _READS = (
     *(Lookup, FindVersions, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, FindBackups),
     *(Heartbeat, AskSilence),
 )
-_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered, SetPolicy)
+_OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered, SetPolicy, SetQuota)
 _OF_OWNER = (Commit, Prepare, Renew, Publish, GiveUp, Resolve)
 _TO_SEED = (
     *(Ask, Remove, Drain, Finish, ClaimGroups, FindOwners, WatchGroup, HandOver, Dropped, BringGroups),
-    *(Inherit, Recovered, SetPolicy),
+    *(Inherit, Recovered, SetPolicy, SetQuota),
 )
 
 

@@ -32,7 +32,14 @@ from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
 from memstore.engine.protocols.history import end_dead_pins
 from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
-from memstore.engine.protocols.reuse import claim_retired, give_back_kept_file, is_leased, retire, set_aside
+from memstore.engine.protocols.reuse import (
+    claim_retired,
+    give_back_kept_file,
+    is_leased,
+    retire,
+    retire_row,
+    set_aside,
+)
 from memstore.engine.protocols.spill import clear_away, remove_moved
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
@@ -308,9 +315,7 @@ def _forget_some(transaction: Transaction) -> tuple[list[int], Counters]:
     counters, retired = transaction.counters(), list[int]()
     for key, stored in transaction.rows_with(tables.COPIES, b"", _DROPPED_A_HOLD):
         for segment, row in _rows_of(transaction, key, stored):
-            counters.live -= row.nbytes
-            transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-            retire(transaction, counters, segment, row.nbytes)
+            retire_row(transaction, counters, segment, row)
             retired.append(segment)
         transaction.delete_row(tables.COPIES, key)
     counters.publications += 1
