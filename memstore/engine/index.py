@@ -95,7 +95,7 @@ def quotas_here(root: Root) -> list[tables.QuotaRow]:
 
 
 def quotas(root: Root, timeout: float) -> list[tables.QuotaRow]:
-    """Returns all quotas, by prefix. What keys of other owners take is counted by their present values.
+    """Returns all quotas, by prefix. What keys of other owners take is counted by the versions that they have.
 
     Raises HomeUnavailableError, StoreTimeoutError.
     """
@@ -105,7 +105,11 @@ def quotas(root: Root, timeout: float) -> list[tables.QuotaRow]:
             names, used = keys_from(lambda: root, row.prefix, timeout), 0
             while keys := list(itertools.islice(names, _KEYS_A_PAGE)):
                 records = elsewhere_of(root).records(keys, deadline_after(timeout))
-                used += sum(record.held_bytes for record in records if record is not None)
+                for name, record in zip(keys, records, strict=True):
+                    versions = [] if record is None else [record]
+                    if record is not None and record.history is not None:
+                        versions = version_records(root, name, timeout)
+                    used += sum(one.held_bytes for one in versions)
             found[row.prefix] = msgspec.structs.replace(row, used=used)
     return [found[prefix] for prefix in sorted(found)]
 

@@ -424,10 +424,7 @@ class Keyspace:
         Cluster(self.root).set_quota(prefix, limit, timeout=timeout)
 
     def quotas(self) -> tuple[QuotaInfo, ...]:
-        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix.
-
-        Of keys that another host owns the present values are counted.
-        """
+        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix."""
         found = index.quotas(self._opened(), self._timeout)
         return tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in found)
 
