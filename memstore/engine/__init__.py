@@ -24,7 +24,16 @@ from __future__ import annotations
 from memstore.engine import index, syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES, Catalog, CatalogCrowded, ReadOnlyTransaction
-from memstore.engine.catalog.tables import AttemptOutcome, Failure, FailureDetails, Now, PendingPart, Place, Transaction
+from memstore.engine.catalog.tables import (
+    AttemptOutcome,
+    Failure,
+    FailureDetails,
+    KeptVersion,
+    Now,
+    PendingPart,
+    Place,
+    Transaction,
+)
 from memstore.engine.files.mapping import (
     ExternalFiles,
     LockFile,
@@ -136,6 +145,7 @@ from memstore.engine.protocols.change import (
     need_deltas,
     need_history,
     need_mutable,
+    note_history,
     record_of,
 )
 from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft, Moved, carry, in_both, origins_of
@@ -156,7 +166,14 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, take_pin
+from memstore.engine.protocols.history import (
+    TakenPin,
+    count_within,
+    end_pin,
+    hold_version_of,
+    pinned_versions,
+    take_pin,
+)
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put
 from memstore.engine.protocols.quotas import Charge, charge, held_bytes, set_quota, used_by

@@ -196,7 +196,7 @@ class Store(Keyspace):
             TypeError: `dtype` isn't a real floating-point dtype.
             VersionConflictError: the key is at another version than `expect_version`.
             StoreFullError: no room, also without replaced versions, which go first. Nothing else was changed.
-            CrossHostError: `history`, in a store on several hosts.
+            CrossHostError: `history`, on storage that hosts share.
         """
         root = self._opened(timeout, writes=True)
         try:
@@ -536,7 +536,8 @@ class Store(Keyspace):
         """Returns a version of a key; None: the current one. Raises KeyNotFoundError, VersionGoneError."""
         if version is None:
             return held_version(root, key, self._as_opened, lazily=lazily)
-        return held_one_version(root, key, version_number(version), self._as_opened, self._deadline(None))
+        until = self._deadline(None)
+        return held_one_version(root, key, version_number(version), self._as_opened, until, lazily=lazily)
 
     @overload
     def view(

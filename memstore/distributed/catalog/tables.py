@@ -41,6 +41,7 @@ from memstore.distributed.rules import (
     Place,
     Quota,
     Remembered,
+    ReplacedRow,
     Standing,
     dispose,
     passing_over,
@@ -53,6 +54,7 @@ from memstore.engine import (
     Charge,
     ClaimedFile,
     Effects,
+    KeptVersion,
     Now,
     PendingPart,
     ReadOnlyTransaction,
@@ -67,6 +69,8 @@ from memstore.engine import (
     charge,
     held_bytes,
     need_cluster,
+    note_history,
+    pinned_versions,
     tables,
     used_by,
 )
@@ -94,6 +98,7 @@ class CatalogTables:
             `own` and `put_copy` may name them.
         checked: records of entries that were looked at before.
         is_shared: the root lies on storage that hosts share.
+        root: that it is the catalog of; None: nothing is written, or there is nothing to be noted beside it.
 
     Attributes:
         has_owed: another host is owed something by what was done here.
@@ -108,9 +113,10 @@ class CatalogTables:
         checked: Checked | None = None,
         *,
         is_shared: bool = False,
+        root: Root | None = None,
     ) -> None:
         self._transaction, self._member, self._effects = transaction, member, effects
-        self.is_shared = is_shared
+        self.is_shared, self._root = is_shared, root
         self._checked = checked or {}
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
@@ -146,7 +152,9 @@ class CatalogTables:
         if found is None:
             record = record_of(entry, self._member)
         else:
-            record = msgspec.structs.replace(found, version=entry.version)
+            record = msgspec.structs.replace(found, version=entry.version, history=entry.history)
+        if entry.history is not None and self._root is not None:
+            note_history(self._root)
         with self._counted(key):
             self._transaction.put_record(key, record)
         self._versions[key] = entry.version
@@ -170,6 +178,8 @@ class CatalogTables:
                     self._transaction.put_record(key, record)
         else:
             self._transaction.put_records(records)
+        if self._root is not None and any(record.history is not None for _, record in records):
+            note_history(self._root)
         self._effects.adds = self._effects.is_change = True
         return refused
 
@@ -257,6 +267,59 @@ class CatalogTables:
         """Notes that a key is another one: who waits for it is woken, once this is committed."""
         self._effects.is_change = True
         self._effects.keys.add(key)
+
+    # --- versions that were replaced, and stay readable ---------------------------------------------------------------
+
+    def keep_replaced(self, key: bytes) -> None:
+        """Its files here stay live. A repair must not take them for those of the present version: headers say so."""
+        record = self._transaction.record(key)
+        if record is None:
+            return
+        with self._counted(key):
+            tables.put_version(self._transaction, key, record)
+        self._effects.is_change = True
+        for extent in record.here(self._member):
+            if self._segment(Place(self._member, extent.put_id, extent.segment)) is not None:
+                self._effects.replaced.append(extent.segment)
+
+    def replaced_versions(self, key: bytes) -> list[KeptVersion]:
+        return tables.kept_versions(self._transaction, key)
+
+    def replaced_version(self, key: bytes, version: int) -> Entry | None:
+        record = tables.kept_record(self._transaction, key, version)
+        return None if record is None else entry_of(record, self._member)
+
+    def put_replaced(self, key: bytes, entry: Entry) -> None:
+        """Raises CorruptionError unless it can be a record, and its segments here are there."""
+        record = record_of(entry, self._member)
+        for place in entry.places:
+            if place.host == self._member and place.segment:
+                self._make_live(place, key, entry.version)
+                self._end_lending(place)
+                self._effects.replaced.append(place.segment)
+        if self._root is not None:
+            note_history(self._root)
+        with self._counted(key):
+            tables.put_version(self._transaction, key, record)
+        self._effects.is_change = True
+
+    def drop_replaced(self, key: bytes, version: int) -> Entry | None:
+        """Raises CorruptionError, when it is dropped: its row is damaged."""
+        self._effects.is_change = True
+        with self._counted(key):
+            record = tables.take_version(self._transaction, key, version)
+        return None if record is None else head_of(record, self._member)
+
+    def all_replaced(self, after: bytes, limit: int) -> list[ReplacedRow]:
+        rows = self._readable(tables.HISTORY, tables.read_version, limit, after)
+        return [ReplacedRow(name, key, head_of(record, self._member)) for name, (key, record) in rows]
+
+    def pinned(self, key: bytes) -> frozenset[int]:
+        pins = tables.pins_of(self._transaction, key)
+        if self._root is None or not pins:
+            return frozenset()
+        self._effects.is_change = True
+        return pinned_versions(self._root, self._transaction, pins)
 
     # --- the cluster --------------------------------------------------------------------------------------------------
 
@@ -1035,7 +1098,7 @@ def run(
     member, is_shared = root.member_id(), root.storage.sees_all_hosts
 
     def act(transaction: Transaction, effects: Effects) -> Result:
-        made = CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared)
+        made = CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared, root=root)
         result = action(made)
         made.charge()
         return result

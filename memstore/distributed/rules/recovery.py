@@ -457,7 +457,8 @@ def keep(
                 elif row.replica is not None and row.replica.version == entry.version:
                     row.backup = row.replica
                 else:
-                    row.backup = Backup(entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable)
+                    said = entry.body, entry.places, entry.is_mutable
+                    row.backup = Backup(entry.version, row.grant.number, *said, history=entry.history)
             elif isinstance(answer, NotOwner | Refused):
                 left.remove(row)
         if all(row.backup is not None for row in left):
@@ -829,7 +830,7 @@ def _merge(
             is_whole = all(place.host == host for place in backup.places)  # else one of its bytes may be gone
             if known.version >= backup.version + (is_whole and known.version == backup.version):
                 continue
-        newer[key] = Entry(backup.version, backup.body, backup.places, backup.is_mutable)
+        newer[key] = Entry(backup.version, backup.body, backup.places, backup.is_mutable, backup.history)
     tables.keep(newer)
     if host not in (own_standing(tables).member, dead):
         add_keepers(tables, host, {key: backup.version for key, backup in counting})

@@ -11,13 +11,13 @@ a kill. The engine's catalog has `Tables`, and the simulated one.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from memstore.distributed.rules.messages import Answer, Place, Request
 from memstore.distributed.rules.nouns import Backup, Entry, Grant, Member, Ownership, Standing
-from memstore.engine import AttemptOutcome, AttemptRows, PendingPart
+from memstore.engine import AttemptOutcome, AttemptRows, KeptVersion, PendingPart
 from memstore.errors import CorruptionError
 
 Result = TypeVar("Result")
@@ -231,6 +231,14 @@ class KeptGroup(msgspec.Struct, frozen=True, array_like=True):
     is_free: bool = False
 
 
+class ReplacedRow(NamedTuple):
+    """A version that was replaced and is kept, under the name of its row."""
+
+    name: bytes
+    key: bytes
+    entry: Entry
+
+
 class Tables(AttemptRows, Protocol):
     """One transaction. Parts of sharded puts name the hosts of their segments, this one too."""
 
@@ -259,6 +267,15 @@ class Tables(AttemptRows, Protocol):
     def raise_version(self, key: bytes, version: int) -> None: ...  # the record stays as it is otherwise
     def put_damaged(self, key: bytes) -> None: ...  # what came in place of its record, from the owner before
     def pass_over(self, key: bytes, why: CorruptionError) -> None: ...  # people are told, once
+
+    # versions that were replaced, and stay readable: see history.py
+    def keep_replaced(self, key: bytes) -> None: ...  # the present version, which another one takes the place of
+    def replaced_versions(self, key: bytes) -> list[KeptVersion]: ...  # the oldest first
+    def replaced_version(self, key: bytes, version: int) -> Entry | None: ...
+    def drop_replaced(self, key: bytes, version: int) -> Entry | None: ...  # its body perhaps left out; None: damaged
+    def put_replaced(self, key: bytes, entry: Entry) -> None: ...  # its segments here are live, and lent no more
+    def all_replaced(self, after: bytes, limit: int) -> list[ReplacedRow]: ...  # beyond a name, without bodies
+    def pinned(self, key: bytes) -> frozenset[int]: ...  # versions that stay whatever is put
 
     # the cluster
     def standing(self) -> Standing | None: ...

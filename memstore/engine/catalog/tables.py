@@ -56,7 +56,7 @@ import functools
 import hashlib
 import itertools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -70,6 +70,7 @@ from memstore.engine.format.records import (
     LARGE_ROW,
     Record,
     Replaced,
+    SegmentExtent,
     SegmentRow,
     checked,
     decode_record,
@@ -708,6 +709,14 @@ def kept_record(transaction: Transaction, key: bytes, version: int) -> Record | 
     return None
 
 
+def take_version(transaction: Transaction, key: bytes, version: int) -> Record | None:
+    """Deletes the row of a replaced version, and returns its record. Raises CorruptionError, then, of a damaged one."""
+    for name, stored in transaction.rows_with(HISTORY, _name_digest(key) + pack_number(version), 1):
+        transaction.delete_row(HISTORY, name)
+        return read_version(name, stored)[1]
+    return None
+
+
 def read_version(name: bytes, stored: bytes) -> tuple[bytes, Record]:
     """Returns key and record of a row. Raises CorruptionError unless it is what was written under that name."""
     try:
@@ -728,10 +737,16 @@ def key_of_version(transaction: Transaction, kept: KeptVersion) -> bytes | None:
     return None
 
 
-def count_in_history(transaction: Transaction, segment: int, row: SegmentRow) -> int:
-    """Returns how many replaced versions that are kept name a segment. Raises CorruptionError."""
+def count_in_history(
+    transaction: Transaction, segment: int, row: SegmentRow, here: Callable[[Record], Sequence[SegmentExtent]]
+) -> int:
+    """Returns how many replaced versions that are kept name a segment. Raises CorruptionError.
+
+    Args:
+        here: gives the segments of a record that lie on this host.
+    """
     records = [kept_record(transaction, row.key, one.version) for one in kept_versions(transaction, row.key)]
-    named = [{(one.segment, one.put_id) for one in record.segments} for record in records if record is not None]
+    named = [{(one.segment, one.put_id) for one in here(record)} for record in records if record is not None]
     return sum((segment, row.put_id) in one for one in named)
 
 

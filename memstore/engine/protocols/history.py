@@ -41,12 +41,12 @@ from memstore.engine.catalog.tables import KeptVersion, PinRow, Transaction
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.format.records import Record
 from memstore.engine.protocols.change import Change, mutable_entry, need_history
-from memstore.engine.protocols.elsewhere import MappedEntry
+from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_served
 from memstore.engine.protocols.get import damaged_entry, map_entry
-from memstore.engine.protocols.reuse import retire_live
+from memstore.engine.protocols.reuse import owe_what_lies_elsewhere, retire_live
 from memstore.engine.root.folder import DOORBELL
 from memstore.engine.root.roots import Root
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, CrossHostError
 
 log = logging.getLogger("memstore")
 
@@ -79,7 +79,7 @@ def keep_replaced(
     beyond = _beyond(root, transaction, key, versions, most, most_bytes)
     gone: list[int] = []
     for one in beyond:
-        gone += take_out(transaction, one) if one.name else [extent.segment for extent in old.segments]
+        gone += take_out(root, transaction, one) if one.name else owe_what_lies_elsewhere(root, transaction, old)
     if replaced not in beyond:
         tables.put_version(transaction, key, old)
     return Kept(gone, len(beyond) < len(versions))
@@ -98,7 +98,8 @@ def freed_by(root: Root, transaction: Transaction, key: bytes, old: Record, chan
 def trim(root: Root, transaction: Transaction, key: bytes, limits: tuple[int, int]) -> tuple[list[int], int]:
     """Takes out the replaced versions beyond the limits that nobody pins. Returns their segments, and their bytes."""
     beyond = _beyond(root, transaction, key, tables.kept_versions(transaction, key), *limits)
-    return [segment for one in beyond for segment in take_out(transaction, one)], sum(one.nbytes for one in beyond)
+    segments = [segment for one in beyond for segment in take_out(root, transaction, one)]
+    return segments, sum(one.nbytes for one in beyond)
 
 
 def _beyond(
@@ -130,12 +131,15 @@ def count_within(versions: Sequence[KeptVersion], most: int, most_bytes: int) ->
     return count
 
 
-def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
-    """Deletes the row of a replaced version. Returns its segments, which nothing names any more."""
+def take_out(root: Root, transaction: Transaction, kept: KeptVersion) -> list[int]:
+    """Deletes the row of a replaced version. Returns its segments on this host, which nothing names any more.
+
+    Other hosts that have bytes of it are told later: they are owed it.
+    """
     stored, segments = transaction.row(tables.HISTORY, kept.name), list[int]()
     try:
         if stored is not None:
-            segments = [extent.segment for extent in tables.read_version(kept.name, stored)[1].segments]
+            segments = owe_what_lies_elsewhere(root, transaction, tables.read_version(kept.name, stored)[1])
     except CorruptionError:
         log.warning("the row of replaced version %d is damaged: its files stay until a repair", kept.version)
     transaction.delete_row(tables.HISTORY, kept.name)
@@ -148,11 +152,18 @@ def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
 _TRIES = 3
 
 
-def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool) -> MappedEntry | None:
+def hold_version_of(
+    root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool, lazily: bool = False
+) -> MappedEntry | None:
     """Maps one version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
 
-    Raises CorruptionError; NotAStoreError; StoreTimeoutError.
+    Args:
+        lazily: what lies on other hosts may be fetched when it is read.
+
+    Raises CorruptionError; NotAStoreError; StoreTimeoutError; HomeUnavailableError.
     """
+    if is_served(root):
+        return elsewhere_of(root).hold_one(key, version, deadline, may_lock=may_lock, lazily=lazily)
 
     def find(transaction: Transaction) -> Record | None:
         present = transaction.record(key)
@@ -195,6 +206,11 @@ def take_pin(root: Root, key: bytes, version: int | None, deadline: float) -> Ta
 
     Raises CrossHostError, MutableEntryError; StoreTimeoutError, StoreFullError.
     """
+    if is_served(root):
+        raise CrossHostError(
+            f"{root.path} is the store of several hosts, and pins are of one host only: let each reader hold a "
+            f"store.ref({key.decode()!r}), which keeps its version, or put with a larger history="
+        )
     need_history(root, deadline)
     return root.mutex.run(_take_pin, deadline, root, key, version)
 
@@ -263,6 +279,7 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
         if counters.sequence != before:  # something was retired
             transaction.put_counters(counters)
 
+    _open_served(root)
     with root.guard:
         root.catalog.update(end, is_delete=True)
 
@@ -313,28 +330,54 @@ def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> tuple[int, in
         kept = [one for one in tables.kept_versions(transaction) if one.version not in pinned]
         if prefix is not None:
             kept = [one for one in kept if (tables.key_of_version(transaction, one) or b"").startswith(prefix)]
-        kept.sort(key=lambda one: one.version)
-        total = sum(one.nbytes for one in kept)
+        counters = transaction.counters()
+        sizes = {one: one.nbytes for one in kept}
+        if counters.membership and prefix is None:  # what lies on other hosts makes no room here
+            sizes = {one: size for one in kept if (size := _nbytes_here(root, transaction, one))}
+        total, dropped = sum(sizes.values()), 0
         wanted = max(needed, total // _SHARE)
-        counters, dropped = transaction.counters(), 0
         if prefix is not None and total < needed:
             return 0, 0  # without all of them, there would be no room either
         if prefix is None and counters.capacity and counters.allocated - total + needed > counters.capacity:
             return 0, 0
         count = 0
-        for one in kept:
+        for one in sorted(sizes, key=lambda one: one.version):
             if dropped >= wanted:
                 break
             key = tables.key_of_version(transaction, one) if counters.quotas else None
-            for segment in take_out(transaction, one):
+            for segment in take_out(root, transaction, one):
                 retire_live(transaction, counters, segment)
             if key is not None:
                 tables.free_in_quotas(transaction, key, one.nbytes)
-            dropped += max(one.nbytes, 1)
+            dropped += max(sizes[one], 1)
             count += 1
         if kept:
             transaction.put_counters(counters)
         return count, dropped
 
+    _open_served(root)
     with root.guard:
         return root.catalog.update(drop, is_delete=True)
+
+
+def _nbytes_here(root: Root, transaction: Transaction, kept: KeptVersion) -> int:
+    """Returns how many bytes of this host go with a replaced version; 0, too, if its group is being handed over."""
+    stored = transaction.row(tables.HISTORY, kept.name)
+    try:
+        found = None if stored is None else tables.read_version(kept.name, stored)
+    except CorruptionError:
+        found = None
+    if found is None:
+        return 0
+    key, record = found
+    if transaction.row(tables.LEAVING, tables.group_row(key.partition(b"/")[0])) is not None:
+        return 0  # its next owner has got it
+    if record.hosts is None:
+        return record.held_bytes
+    return sum(extent.size for extent in record.here(root.member_id()))
+
+
+def _open_served(root: Root) -> None:
+    """Opens the tables by which other hosts are told, if it was served since this process opened it."""
+    if root.catalog.has_membership() and not root.catalog.is_served:
+        root.catalog.open_served()

@@ -447,6 +447,52 @@ def put_again_and_again(channel: Connection, root: str, nbytes: int) -> None:
             number += 1
 
 
+# --- versions that were replaced --------------------------------------------------------------------------------------
+
+
+def put_version(store: memstore.Store, key: str, number: int, history: int | None = None) -> int:
+    return store.put(key, {"x": torch.full((WHOLE,), float(number)), "n": number}, history=history, timeout=30)
+
+
+def versions_of(store: memstore.Store, key: str) -> dict[int, int]:
+    """Returns the number in each version of a key, by version; none if there is no such key."""
+    found: dict[int, int] = {}
+    for version in store.versions(key) if key in store else ():
+        value = store.get(key, version=version, timeout=30)
+        assert bool((value["x"] == value["n"]).all()), value
+        found[version] = value["n"]
+    return found
+
+
+def put_versions_until_killed(channel: Connection, root: str, key: str) -> None:
+    """Numbers that grow, until the process is told something. It sends how many were put, then."""
+    with memstore.open(root, "r+", timeout=30.0) as store:
+        number = 0
+        while not channel.poll():
+            put_version(store, key, number, 3)
+            number += 1
+            if number == 4:
+                channel.send("there are some")
+        channel.send(number)
+
+
+def read_versions(store: memstore.Store, key: str, seconds: float) -> int:
+    """Reads earlier versions again and again: each is whole, or gone. Returns how many it has read."""
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        versions = store.versions(key)
+        assert 1 <= len(versions) <= 3 and list(versions) == sorted(set(versions)), versions
+        for version in versions:
+            value = store.get(key, None, version=version, timeout=30)
+            assert value is None or bool((value["x"] == value["n"]).all()), value
+            count += value is not None
+    return count
+
+
+def live_bytes(store: memstore.Store) -> int:
+    return store.stats().live_bytes
+
+
 # --- deltas -----------------------------------------------------------------------------------------------------------
 
 LEAVES, MODEL = 50, 50 * 4 * (40 << 10)  # of a value, and its bytes

@@ -18,13 +18,14 @@ from memstore.distributed.rules import (
     Ownership,
     Place,
     Remembered,
+    ReplacedRow,
     Roster,
     Standing,
     dispose,
     group_of,
 )
 from memstore.distributed.rules.nouns import Backup
-from memstore.engine import AttemptOutcome, PendingPart
+from memstore.engine import AttemptOutcome, KeptVersion, PendingPart
 from memstore.errors import CorruptionError
 from tests.support.explore import Fault
 
@@ -58,6 +59,7 @@ class SimTables:
     version: int = 0
     number: int = 0  # of sessions and puts
     records: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])
+    replaced: dict[bytes, dict[int, Entry]] = field(default_factory=dict[bytes, dict[int, Entry]])
     damaged: set[bytes] = field(default_factory=set[bytes])  # keys
     passed_over: list[bytes] = field(default_factory=list[bytes])
     own_standing: Standing | None = None
@@ -119,7 +121,7 @@ class SimTables:
 
     def put_records(self, entries: Sequence[tuple[bytes, Entry]]) -> dict[bytes, CorruptionError]:
         for key, entry in entries:
-            self.put_record(key, entry)
+            self.put_record(key, msgspec.structs.replace(entry, replaced=()))
         return {}
 
     def put_damaged(self, key: bytes) -> None:
@@ -156,6 +158,48 @@ class SimTables:
 
     def pass_over(self, key: bytes, why: CorruptionError) -> None:
         self.passed_over.append(key)
+
+    # --- versions that were replaced ----------------------------------------------------------------------------------
+
+    def keep_replaced(self, key: bytes) -> None:
+        entry = self.records.get(key)
+        if entry is not None:
+            self.replaced.setdefault(key, {})[entry.version] = entry
+
+    def replaced_versions(self, key: bytes) -> list[KeptVersion]:
+        """Each takes a byte for each of its places, or else of its body."""
+        kept = self.replaced.get(key, {})
+        return [KeptVersion(b"", one, len(kept[one].places) or len(kept[one].body)) for one in sorted(kept)]
+
+    def replaced_version(self, key: bytes, version: int) -> Entry | None:
+        return self.replaced.get(key, {}).get(version)
+
+    def put_replaced(self, key: bytes, entry: Entry) -> None:
+        for place in entry.places:
+            if place.host == self.member:
+                if place.put_id not in self.segments:
+                    raise Fault(f"{key!r}: a replaced version names bytes that have been given back")
+                self.lendings.pop(place, None)
+                self.segments[place.put_id].state = "own"
+        self.replaced.setdefault(key, {})[entry.version] = entry
+
+    def drop_replaced(self, key: bytes, version: int) -> Entry | None:
+        kept = self.replaced.get(key, {})
+        entry = kept.pop(version, None)
+        if not kept:
+            self.replaced.pop(key, None)
+        return entry
+
+    def all_replaced(self, after: bytes, limit: int) -> list[ReplacedRow]:
+        rows = [
+            ReplacedRow(key + b"\0%020d" % version, key, msgspec.structs.replace(entry, body=b""))
+            for key, kept in self.replaced.items()
+            for version, entry in kept.items()
+        ]
+        return sorted(row for row in rows if row.name > after)[:limit]
+
+    def pinned(self, key: bytes) -> frozenset[int]:
+        return frozenset()
 
     # --- the cluster --------------------------------------------------------------------------------------------------
 
