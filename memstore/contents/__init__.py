@@ -12,7 +12,6 @@ reading      a mapped entry as a value; checksums compared; bytes that lie on ot
 
 from __future__ import annotations
 
-from memstore.contents.deltas import draft_delta
 from memstore.contents.merging import content_of_headers, header_of, header_of_part, merge
 from memstore.contents.parts import CHECKSUM_SIZE, box_table, boxes_of, encode_boxes, read_content
 from memstore.contents.reading import (
@@ -31,5 +30,13 @@ from memstore.contents.reading import (
     receive_rows,
     verify,
 )
-from memstore.contents.writing import PartDraft, draft, draft_part, flatten, inline_limit, inline_limit_when_crowded
+from memstore.contents.writing import (
+    PartDraft,
+    draft,
+    draft_delta,
+    draft_part,
+    flatten,
+    inline_limit,
+    inline_limit_when_crowded,
+)
 from memstore.sharding import Boxes, StoredBox

@@ -152,10 +152,9 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, take_pin
+from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, set_quota, take_pin
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put
-from memstore.engine.protocols.quotas import set_quota
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
 from memstore.engine.protocols.room import retry_after_sweep
 from memstore.engine.protocols.served import Effects, change_served

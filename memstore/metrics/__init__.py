@@ -8,10 +8,9 @@
     log = memstore.metrics.ScalarLogger(store, writer)    # a SummaryWriter, a run of W&B, or a function
     log(step)                                             # in the training loop
 
-looking       one look at a store: its catalog, its folder, /proc, its hosts, the steps of checkpoints
-calls         counters and spans of this process's calls
-text          the text for Prometheus
-scalars       figures by name, for TensorBoard and W&B
+text          one look at a store: its catalog, its folder, /proc, its hosts, the steps of checkpoints; its text for
+              Prometheus
+calls         counters and spans of this process's calls; figures by name, for TensorBoard and W&B
 
 What isn't asked for costs nothing: a look reads what is there anyway, and calls are counted or traced only after
 `count_calls` or `trace_calls`. Imports no torch.
@@ -19,8 +18,7 @@ What isn't asked for costs nothing: a look reads what is there anyway, and calls
 
 from __future__ import annotations
 
-from memstore.metrics.calls import CallCount, calls, count_calls, stop_calls, trace_calls
-from memstore.metrics.scalars import ScalarLogger, scalars
+from memstore.metrics.calls import CallCount, ScalarLogger, calls, count_calls, scalars, stop_calls, trace_calls
 from memstore.metrics.text import prometheus
 
 __all__ = ["CallCount", "ScalarLogger", "calls", "count_calls", "prometheus", "scalars", "stop_calls", "trace_calls"]

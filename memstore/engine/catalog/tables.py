@@ -17,7 +17,7 @@ Of keys with a history, and of pins (`protocols/history.py`). Their names begin 
 
     history    blake2b-128 of the key | version (8 bytes) | bytes that it takes (8) -> key and record: a version that
                was replaced, and stays readable
-    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/quotas.py`)
+    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/history.py`)
     spilled    segment (8 bytes) -> bytes of its file (8): it lies in the spill folder (`protocols/spill.py`)
     pins       blake2b-128 of the key | version (8 bytes) | number of the pin (8) -> key, and who holds the pin
 

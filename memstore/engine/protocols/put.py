@@ -78,8 +78,7 @@ from memstore.engine.protocols.change import (
 )
 from memstore.engine.protocols.deltas import DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
-from memstore.engine.protocols.history import keep_replaced, with_history
-from memstore.engine.protocols.quotas import charge, charges_of
+from memstore.engine.protocols.history import charge, charges_of, keep_replaced, with_history
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
     ReplacedFile,
