@@ -7,7 +7,7 @@
    together they must cover the leaf. A leaf that ranks hold whole is the lowest rank's. Whether the others have the
    same is looked at, and one warning tells if not: the buffers of a BatchNorm differ by right.
 4. It also gives the leaf its place. A leaf whose boxes adjoin lies where they lie; room for the others is behind the
-   segments: see `parts.py`.
+   segments: see `reading.py`.
 5. `_merge_objects` takes the objects of the lowest rank, with the same warning.
 
 A repair merges what the headers of segments say (`content_of_headers`), and makes damaged headers anew (`header_of`).
@@ -27,8 +27,17 @@ import xxhash
 
 from memstore import structure
 from memstore._wording import first_of
-from memstore.contents.parts import CHECKSUM_SIZE, LeafSignature, PartLeaf, RankPart, box_table, encode_boxes, read_part
-from memstore.contents.reading import compare, placed_objects
+from memstore.contents.reading import (
+    CHECKSUM_SIZE,
+    LeafSignature,
+    PartLeaf,
+    RankPart,
+    box_table,
+    compare,
+    encode_boxes,
+    placed_objects,
+    read_part,
+)
 from memstore.engine import (
     ALIGNMENT,
     HEAD_SIZE,

@@ -156,7 +156,6 @@ from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
-from memstore.engine.protocols.room import retry_after_sweep
 from memstore.engine.protocols.served import Effects, change_served
 from memstore.engine.protocols.sharded_put import (
     LOOK_EVERY,
@@ -167,7 +166,7 @@ from memstore.engine.protocols.sharded_put import (
     prepare,
     to_explain,
 )
-from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
+from memstore.engine.protocols.sweep import retry_after_sweep, sweep_all, sweep_if_due
 from memstore.engine.repair.repair import repair_store
 from memstore.engine.repair.salvage import FoundPart, read_left
 from memstore.engine.repair.verify import verify_store

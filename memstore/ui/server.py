@@ -34,7 +34,7 @@ from memstore._version import __version__
 from memstore.engine import absolute_path, index, numbers_of_store
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.listing import Keyspace, open_keyspace, opened
-from memstore.metrics.text import PROMETHEUS_TYPE, KeyFigures, StoreLook, key_page, look_at, prometheus
+from memstore.metrics import PROMETHEUS_TYPE, KeyFigures, StoreLook, key_page, look_at, prometheus
 
 if TYPE_CHECKING:
     from typing_extensions import Self

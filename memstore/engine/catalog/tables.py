@@ -539,7 +539,7 @@ _decode_outcome = msgspec.msgpack.Decoder(AttemptOutcome).decode
 
 
 def put_part(transaction: Transaction, part: PendingPart, content: bytes) -> None:
-    """`content` is opaque here: see memstore/contents/parts.py."""
+    """`content` is opaque here: see memstore/contents/reading.py."""
     name = _row_name_of(part)
     transaction.put_row(PENDING, name, with_checksum(name, _encode(part)))
     transaction.put_row(CONTENTS, name, with_checksum(name, content))

@@ -88,8 +88,7 @@ from memstore.engine.protocols.reuse import (
     retire_row,
     take_kept_file,
 )
-from memstore.engine.protocols.room import clean_up, drop_segment, retry_after_sweep
-from memstore.engine.protocols.sweep import needs_sweep, sweep_some
+from memstore.engine.protocols.sweep import clean_up, drop_segment, needs_sweep, retry_after_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
