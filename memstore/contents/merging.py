@@ -84,7 +84,9 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
     for name, found in held.items():
         merged.add(name, found)
     written = _merge_objects(parts, objects, merged.differing)
-    _warn(key, merged.differing)
+    if merged.differing:
+        shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in merged.differing.items()]
+        _warn_once(key, first_of(shown, _SHOWN_NAMES))
     same = find_ties(merged.leaves, held)
     described = structure.describe_external_tree(tree, merged.leaves, written, merged.traits, same)
     return Content(
@@ -168,12 +170,6 @@ def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: 
             elif _encode_object(chosen[name][1]) != _encode_object(value):  # by bytes: a NaN is no other NaN's equal
                 differing.setdefault(structure.render_path(name), [chosen[name][0]]).append(part.rank)
     return [chosen[name][1] for name in names]
-
-
-def _warn(key: str, differing: dict[str, list[int]]) -> None:
-    if differing:
-        shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in differing.items()]
-        _warn_once(key, first_of(shown, _SHOWN_NAMES))
 
 
 @functools.lru_cache(256)  # the buffers of a BatchNorm differ at every put

@@ -415,7 +415,11 @@ class SegmentWriter:
                 return
             syscalls.allocate(fd, self.size)  # it may have holes: a copy of the folder, or what `seal` left of it
         if not self.is_whole:
-            _check_room(fd, self.size)
+            # To find out by filling the disk takes the room that others need. A tmpfs without a limit tells of no blocks;
+            # what others take meanwhile, the allocation finds.
+            found = os.fstatvfs(fd)
+            if found.f_blocks and self.size > found.f_bavail * found.f_frsize:
+                raise OSError(errno.ENOSPC, f"{self.size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")
             syscalls.truncate(fd, self.size)
             if not on_tmpfs:
                 syscalls.allocate(fd, self.size)
@@ -475,16 +479,6 @@ class SegmentWriter:
     def close(self) -> None:
         self._address, self._mapping = 0, None
         self.file.close()
-
-
-def _check_room(fd: int, size: int) -> None:
-    """Refuses at once what is far too large: to find out by filling the disk takes the room that others need.
-
-    What others take meanwhile, the allocation finds. A tmpfs without a limit tells of no blocks.
-    """
-    found = os.fstatvfs(fd)
-    if found.f_blocks and size > found.f_bavail * found.f_frsize:
-        raise OSError(errno.ENOSPC, f"{size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")
 
 
 # --- kept mappings ---------------------------------------------------------------------------------------------------

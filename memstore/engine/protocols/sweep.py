@@ -79,10 +79,6 @@ def needs_sweep(root: Root, counters: Counters) -> bool:
     return counters.filling > ours and now > looks.looked_for_dead + _LOOK_FOR_DEAD
 
 
-def _may_look_at_held(root: Root, counters: Counters) -> bool:
-    return counters.held > 0 and time.monotonic() > root.sweeps.looked_at_held + root.storage.look_every
-
-
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
     ours = root.next_put.file.size if root.next_put.file is not None else 0
     return counters.filling > ours and time.monotonic() > root.sweeps.looked_for_dead + _LOOK_FOR_DEAD
@@ -180,7 +176,7 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
             surplus.append(RetiredRow(*row))
             over -= row[0]
     held: list[RetiredRow] = []
-    if keep == 0 or _may_look_at_held(root, counters):
+    if keep == 0 or (counters.held > 0 and time.monotonic() > root.sweeps.looked_at_held + root.storage.look_every):
         count = files if keep == 0 else max(_HELD_A_SWEEP, root.storage.swept_at_least)
         held = [RetiredRow(0, *row) for row in transaction.numbers("held", count)]
         root.sweeps.looked_at_held = time.monotonic()
