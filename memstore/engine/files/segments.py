@@ -415,8 +415,8 @@ class SegmentWriter:
                 return
             syscalls.allocate(fd, self.size)  # it may have holes: a copy of the folder, or what `seal` left of it
         if not self.is_whole:
-            # To find out by filling the disk takes the room that others need. A tmpfs without a limit tells of no blocks;
-            # what others take meanwhile, the allocation finds.
+            # To find out by filling the disk takes the room that others need. What they take meanwhile, the allocation
+            # finds. A tmpfs without a limit tells of no blocks.
             found = os.fstatvfs(fd)
             if found.f_blocks and self.size > found.f_bavail * found.f_frsize:
                 raise OSError(errno.ENOSPC, f"{self.size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")
