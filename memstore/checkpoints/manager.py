@@ -88,7 +88,7 @@ class PendingSave(Protocol):
 
 
 class CheckpointBackend(Protocol):
-    """What writes the files of a step. Every rank makes these calls."""
+    """A writer of the files of a step. Every rank makes these calls."""
 
     def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
         """Saves to all of these folders, and returns when all ranks have.
