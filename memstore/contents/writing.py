@@ -167,7 +167,7 @@ def draft_part(
     Args:
         others: plain leaves and objects that a lower rank is known to write.
     """
-    part = _WrittenPart(held, dtype, others)
+    part = _WrittenPart(held, dtype, others, is_alone=world_size == 1)
     said = encode_said(rank, world_size, held.tree, part.describe(), held.objects)
     plan, settings = part.flat.plan, root.settings
     content = functools.partial(part.content, said)
@@ -186,11 +186,18 @@ def draft_part(
 class _WrittenPart:
     """The tensors that this rank writes: which box each of them is, what is said of them, and their checksums.
 
-    There are checksums of all boxes where the store has checksums, else of those that other ranks may hold too.
+    There are checksums of all boxes where the store has checksums, else of those that may be held twice: by other
+    ranks, or in a list of shards.
     """
 
-    def __init__(self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path]) -> None:
+    def __init__(
+        self, held: HeldValue, dtype: torch.dtype | None, others: Collection[Path], *, is_alone: bool
+    ) -> None:
         self._held, self._dtype = held, dtype
+        self._may_be_twice = [
+            leaf.is_replicated and not (is_alone and len(leaf.shards) == 1)  # of one rank: a copy is enough
+            for leaf in held.leaves
+        ]
         self._numbers: dict[tuple[int, int], int] = {}  # (leaf, shard) -> number among the tensors
         self._sums: dict[int, bytes] = {}  # by this number
         tensors: dict[str, torch.Tensor] = {}  # by the names that they have in the segment
@@ -250,8 +257,8 @@ class _WrittenPart:
 
     def sum_up(self, data: memoryview, *, everything: bool) -> bytes | None:
         """Computes the checksums of a filled data section. Returns those of all leaves, for its header, or None."""
-        leaves, held = self.flat.plan.leaves, self._held.leaves
-        for number in {number for (i, _), number in self._numbers.items() if everything or held[i].is_replicated}:
+        leaves = self.flat.plan.leaves
+        for number in {number for (i, _), number in self._numbers.items() if everything or self._may_be_twice[i]}:
             at = leaves[number]
             self._sums[number] = xxhash.xxh3_64_digest(data[at.offset : at.offset + at.nbytes])
         return b"".join(self._sums[number] for number in range(len(leaves))) if everything else None

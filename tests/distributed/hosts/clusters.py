@@ -206,9 +206,11 @@ class ServedHosts:
         Args:
             by_clock: nobody removes it: the seed does, or who takes over from it, when its lease is over.
         """
+        other = (number + 1) % len(self.hosts)
+        if self.seed() == number:  # cuts may have left it none: then nobody can take over without --force
+            wait_until(lambda: self.view(other)["deputies"], "there are deputies", LONG)
         self.kill_host(number)
         self.hosts[number].run(["sh", "-c", f"rm -rf {ROOT}"], timeout=LONG)
-        other = (number + 1) % len(self.hosts)
         if by_clock:
             left = len(self.hosts) - 1
             wait_until(lambda: len(self.view(other)["members"]) == left, f"{number} is removed", 2 * LONG)
