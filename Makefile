@@ -9,7 +9,10 @@
 #   make check       ruff, basedpyright, docs     make bench       the benchmarks, with their goals
 #   make format      ruff format                 make bench-long  ten minutes of overwrites: does anything grow?
 #   make docs        the documentation as a site, in build/site
-#   make clean       removes the environments and caches   make dist       wheel and sdist, as for a release (docs/releasing.md)
+#   make dist        wheel and sdist              make try-dist   the wheel, in an environment that never saw this folder
+#   make address REPOSITORY=https://github.com/NAME/memstore   the address, wherever it is missing (docs/releasing.md)
+#   make release-check VERSION=0.2.0   what is missing for that release
+#   make clean       removes the environments and caches
 #
 # PYTHON=python3.12 chooses the interpreter, WORKERS=3 how many processes test. On x86-64, torch from PyPI brings CUDA
 # (gigabytes); for the CPU build:
@@ -98,7 +101,7 @@ $(WITH_FRAMEWORKS)/.has-frameworks: pyproject.toml Makefile
 # vLLM's own packages want a GPU's torch. Its registries, workers, layers, routes and clients run on a CPU with those
 # below; it needs Python 3.11 or later.
 VLLM := 0.33.0
-VLLM_NEEDS := aiohttp cachetools cbor2 einops fastapi llguidance openai openai_harmony partial_json_parser pillow \
+VLLM_NEEDS := aiohttp cachetools cbor2 einops fastapi llguidance openai openai_harmony partial_json_parser pillow ray \
 	prometheus_client psutil py-cpuinfo pybase64 regex requests sentencepiece transformers uvicorn uvloop
 
 test-vllm: $(WITH_VLLM)/.has-vllm

@@ -352,6 +352,7 @@ class HostStatus:
         trouble: why the host has not answered; empty: it has.
         draining: what it still has, and what is in the way, if it is drained; empty: it isn't.
         lacking: how many keys it owns that are to have a replica on a second host, and have none.
+        spilled_bytes: of the values there that were moved to the folder of `spill`, and take no memory.
     """
 
     address: str
@@ -370,6 +371,7 @@ class HostStatus:
     trouble: str = ""
     draining: str = ""
     lacking: int = 0
+    spilled_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from memstore._info import ClusterStatus, PendingInfo, QuotaInfo, StoreStats
 from memstore._telling import Call, listening
 from memstore._threads import between_forks
 from memstore._wording import an_instance
-from memstore.engine import Record, command_of, is_served, numbers_of_rows, numbers_of_store, who_holds
+from memstore.engine import Record, command_of, index, is_served, numbers_of_rows, numbers_of_store, who_holds
 from memstore.errors import MemstoreError, MissingPackageError
 from memstore.listing import Keyspace, ListedEntry, UnknownKindError, entries_after, opened, outline
 
@@ -414,7 +414,7 @@ def look_at(store: Keyspace, *, checkpoints: Sequence[str] = ()) -> StoreLook:
             for one in who_holds(root)
         ),
         pending=pending,
-        quotas=store.quotas(),
+        quotas=tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in index.quotas_here(root)),
         cluster=cluster,
         steps=tuple(steps),
         troubles=tuple(troubles),
@@ -571,6 +571,7 @@ def _of_store(look: StoreLook) -> Iterator[_Family]:
         "pinned": stats.pinned_bytes,
         "filling": stats.filling_bytes,
         "pending": stats.pending_bytes,
+        "spilled": stats.spilled_bytes,
         "catalog": stats.catalog_bytes,
     }
     one: _Labels = {}
@@ -628,6 +629,7 @@ _OF_KEYS = (
 _OF_LIVING_HOSTS = (
     ("memstore_host_keys", "gauge", "Keys that a host owns.", "keys"),
     ("memstore_host_live_bytes", "gauge", "Bytes of values that lie there.", "live_bytes"),
+    ("memstore_host_spilled_bytes", "gauge", "Bytes of values that were moved to its disk.", "spilled_bytes"),
     ("memstore_host_sent_bytes_total", "counter", "Bytes that its index process has sent.", "sent"),
     ("memstore_host_received_bytes_total", "counter", "Bytes that its index process has received.", "received"),
     ("memstore_host_lacking_keys", "gauge", "Its keys that lack a replica.", "lacking"),

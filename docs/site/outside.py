@@ -21,6 +21,7 @@ SHOWN = {
     "project/examples": "examples/README.md",
 }
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+TIMINGS = ".. timings of the README"  # the home page has them in its place
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]+)?\)")
 FOLDER = """
 
@@ -35,6 +36,8 @@ FOLDER = """
 
 def show(app: Sphinx, docname: str, source: list[str]) -> None:
     """What Sphinx reads of a page: the file that it stands for, with links that are right in docs/."""
+    if docname == "index":
+        source[0] = source[0].replace(TIMINGS, timings())
     page = DOCS / f"{docname}.md"
     if not page.exists():
         return
@@ -42,6 +45,17 @@ def show(app: Sphinx, docname: str, source: list[str]) -> None:
     parts = FENCE.split(shown.read_text() if docname in SHOWN else source[0])
     parts[::2] = [LINK.sub(lambda link: f"]({moved(link[1], shown, page)}{link[2] or ''})", one) for one in parts[::2]]
     source[0] = "".join(parts) + (FOLDER if docname.endswith("/README") else "")
+
+
+def timings() -> str:
+    """The README's table of timings and the sentence below it, as reStructuredText."""
+    part = (ROOT / "README.md").read_text().partition("## How fast\n")[2].partition("\n![")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|") and "---" not in line]
+    rows = [[cell.strip().replace("`", "``") for cell in line.strip("|").split("|")] for line in lines]
+    table = "\n".join("   * - " + "\n     - ".join(row) for row in rows)
+    said = part[part.rindex("|") + 1 :].partition(";")[0].strip()
+    said = f"{said}: :doc:`performance` has more, and all that is slower."
+    return f".. list-table::\n   :header-rows: 1\n\n{table}\n\n{said}"
 
 
 def moved(target: str, shown: Path, page: Path) -> str:

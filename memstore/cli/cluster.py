@@ -215,6 +215,9 @@ def _show_status(found: ClusterStatus) -> None:
         if host.lacking:
             keys = wording.shown(host.lacking, "key", "keys")
             render.console.print(render.printable(f"{host.address} owns {keys} that lack a replica"), soft_wrap=True)
+        if host.spilled_bytes:
+            moved = wording.size(host.spilled_bytes)
+            render.console.print(render.printable(f"{host.address} has moved {moved} to its disk"), soft_wrap=True)
     for line in found.recovering:
         render.console.print(render.printable(line), soft_wrap=True)
     for who in dict.fromkeys(found.lost.values()):

@@ -1,6 +1,7 @@
 """Between values and bytes: what a put writes, and what a get makes of what it maps. Imports torch.
 
 writing      drafts of puts: a value taken apart, or a rank's part of one
+deltas       drafts of values that share the bytes of unchanged leaves with an earlier version
 merging      the parts of all ranks as one value; in a repair, headers made anew and values of headers
 reading      a mapped entry as a value; what a rank says of a sharded one, and where its boxes lie; checksums
              compared; bytes that lie on other hosts; how many bytes were read
@@ -12,6 +13,7 @@ reading      a mapped entry as a value; what a rank says of a sharded one, and w
 
 from __future__ import annotations
 
+from memstore.contents.deltas import draft_delta, put_deltas_whole, with_origins
 from memstore.contents.merging import content_of_headers, header_of, header_of_part, merge
 from memstore.contents.reading import (
     CHECKSUM_SIZE,
@@ -37,7 +39,6 @@ from memstore.contents.reading import (
 from memstore.contents.writing import (
     PartDraft,
     draft,
-    draft_delta,
     draft_part,
     flatten,
     inline_limit,

@@ -86,6 +86,7 @@ from memstore.engine.format.records import (
     ExternalExtent,
     Leaf,
     MutableDescription,
+    OriginRange,
     Path,
     Record,
     SegmentExtent,
@@ -93,9 +94,11 @@ from memstore.engine.format.records import (
     base_after,
     decode_external,
     decode_mutable,
+    decode_origins,
     decode_segments,
     encode_extents,
     encode_mutable,
+    encode_origins,
     end_of,
     plan_bytes,
 )
@@ -126,6 +129,7 @@ from memstore.engine.protocols.change import (
     Content,
     MembershipChanged,
     check_version,
+    deltas_here,
     mutable_entry,
     need_boxes,
     need_cluster,
@@ -134,7 +138,7 @@ from memstore.engine.protocols.change import (
     need_mutable,
     record_of,
 )
-from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft
+from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft, Moved, carry, in_both, origins_of
 from memstore.engine.protocols.elsewhere import (
     IN_A_THREAD,
     Absent,
@@ -152,7 +156,17 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, set_quota, take_pin
+from memstore.engine.protocols.history import (
+    Charge,
+    TakenPin,
+    charge,
+    end_pin,
+    held_bytes,
+    hold_version_of,
+    set_quota,
+    take_pin,
+    used_by,
+)
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put
 from memstore.engine.protocols.reuse import DEFAULT_LEASE

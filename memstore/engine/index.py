@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
@@ -77,18 +80,36 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
 
 
 def is_spilled(root: Root, record: Record) -> bool:
-    """Returns whether files of a version lie in the spill folder."""
+    """Returns whether files of a version that lie on this host are in the spill folder."""
     if root.storage.spill_folder() is None or record.adopted is not None:
         return False
+    here = record.here(root.member_id()) if record.hosts else record.segments
     return root.catalog.view(
-        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in record.segments)
+        lambda transaction: any(tables.spilled_size(transaction, one.segment) is not None for one in here)
     )
 
 
-def quotas(root: Root) -> list[tables.QuotaRow]:
-    """Returns all quotas, by prefix."""
+def quotas_here(root: Root) -> list[tables.QuotaRow]:
+    """Returns the quotas whose keys this host owns, by prefix."""
     root.catalog.open_optional()
-    return root.catalog.view(tables.quotas)
+    rows = root.catalog.view(tables.quotas)
+    return [row for row in rows if not is_served(root) or owned_now(root, row.prefix) is not None]
+
+
+def quotas(root: Root, timeout: float) -> list[tables.QuotaRow]:
+    """Returns all quotas, by prefix. What keys of other owners take is counted by their present values.
+
+    Raises HomeUnavailableError, StoreTimeoutError.
+    """
+    found = {row.prefix: row for row in quotas_here(root)}
+    for row in root.catalog.view(tables.quotas):
+        if row.prefix not in found:
+            names, used = keys_from(lambda: root, row.prefix, timeout), 0
+            while keys := list(itertools.islice(names, _KEYS_A_PAGE)):
+                records = elsewhere_of(root).records(keys, deadline_after(timeout))
+                used += sum(record.held_bytes for record in records if record is not None)
+            found[row.prefix] = msgspec.structs.replace(row, used=used)
+    return [found[prefix] for prefix in sorted(found)]
 
 
 def known_version(root: Root, name: bytes) -> int | None:

@@ -39,7 +39,6 @@ from memstore.engine.root.folder import (
     SPILL,
     Settings,
     check_alone,
-    check_one_host,
     discard,
     has_settings,
     new_settings,
@@ -70,6 +69,7 @@ from memstore.engine.sync.primitives import Doorbell, SharedPage, deadline_after
 from memstore.errors import (
     AlreadyExistsError,
     CorruptionError,
+    CrossHostError,
     MemstoreError,
     NotAStoreError,
     NotServedError,
@@ -418,7 +418,7 @@ def _set_capacity(root: Root, capacity: int, deadline: float) -> None:
 def _open_spill(root: Root, path: str | None, deadline: float, *, writable: bool) -> None:
     """Names the folder to which values move, or looks whether that is there which the store has named.
 
-    Raises StorageError, ValueError; CrossHostError in a store of several hosts.
+    Raises StorageError, ValueError; CrossHostError in a store on storage that hosts share.
     """
     own = root.storage.spill_folder()
     if path is None and own is None:
@@ -430,6 +430,11 @@ def _open_spill(root: Root, path: str | None, deadline: float, *, writable: bool
         return
 
     assert path is not None, "one of them was given"
+    if root.settings.shared is not None:
+        raise CrossHostError(
+            f"{root.path} lies on storage that hosts share, so its values take no memory, and none moves to another "
+            "disk: leave spill= out"
+        )
 
     def name_it() -> None:
         own = root.storage.spill_folder()
@@ -439,7 +444,6 @@ def _open_spill(root: Root, path: str | None, deadline: float, *, writable: bool
                 f"{root.path} has moved values to {own}, and {os.path.realpath(path)} doesn't have them: move that "
                 f"folder to {found} while no process has the store open, or leave spill= out"
             )
-        check_one_host(root.state, root.settings, SPILL)
         prepared = prepare_spill(root.state, root.settings, path)
         root.settings = folder.add_feature(root.state, root.settings, SPILL, prepared)
 

@@ -417,7 +417,7 @@ _MAP_FIXED_NOREPLACE = 0x100000
 NOT_MAPPED = (1 << 8 * ctypes.sizeof(ctypes.c_void_p)) - 1  # MAP_FAILED; munmap refuses it
 _HINTED = 1 << 40  # bytes of address space that mappings are strewn over, of 2^47
 _MS_SYNC = 4
-_MADV_WILLNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 3, 10, 14
+_MADV_RANDOM, _MADV_WILLNEED, _MADV_DONTFORK, _MADV_HUGEPAGE = 1, 3, 10, 14
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 22, 23, 25
 
 _mmap = _bind(releasing_gil, "mmap", Pointer, Pointer, Size, Int, Int, Int, Long)
@@ -594,6 +594,11 @@ def populate_for_reading(address: int, size: int) -> bool:
 def trim_heap() -> None:
     """Gives pages of memory that was freed back, also such as lie between blocks in use."""
     _malloc_trim(0)
+
+
+def read_no_more(address: int, size: int) -> None:
+    """Lets the kernel read no page of a mapping that nobody touches, or asks for by `will_need`."""
+    _madvise(address, size, _MADV_RANDOM)
 
 
 def will_need(addresses: Iterable[int], sizes: Iterable[int]) -> None:

@@ -46,6 +46,7 @@ from memstore.engine import (
     give_up,
     huge_page_bytes,
     index,
+    is_served,
     measure,
     open_root,
     pending_parts,
@@ -55,6 +56,7 @@ from memstore.engine import (
     sweep_all,
 )
 from memstore.errors import (
+    CrossHostError,
     InvalidKeyError,
     KeyNotFoundError,
     MemstoreError,
@@ -371,6 +373,10 @@ class Keyspace:
         number of processes together. Bytes that are there already stay, and a put that takes no more than it replaces
         is always made. A key may have several prefixes with quotas, and each of them holds.
 
+        In a store of several hosts the owner of a group counts what its keys take, wherever their bytes lie. So the
+        prefix has a ``/``: it lies within one group. The quota holds from when this returns; at a host that didn't
+        answer, from when it hears of it.
+
         Args:
             prefix: as for `keys`; "" stands for all keys.
             quota: bytes, as a number or text ("8GiB"). None ends the quota.
@@ -380,7 +386,8 @@ class Keyspace:
             The quota, with the bytes that are taken; None if it was ended.
 
         Raises:
-            CrossHostError: the store is one of several hosts.
+            CrossHostError: the store is one of several hosts, and the prefix has no ``/``: see above.
+            HomeUnavailableError: of such a store, the seed doesn't answer.
 
         Example:
             >>> import memstore, tempfile, torch
@@ -396,13 +403,32 @@ class Keyspace:
         limit = None if quota is None else parse_size(quota)
         if len(start) > KEY_LIMIT:
             raise InvalidKeyError(f"no key starts with {len(start)} bytes: a quota's prefix has at most {KEY_LIMIT}")
+        if is_served(root):
+            self._set_quota_of_hosts(prefix, limit, self._timeout if timeout is None else timeout)
+            return next((one for one in self.quotas() if one.prefix == prefix), None)
         with resource_errors(self.root, None, root):
             row = set_quota(root, start, limit, self._deadline(timeout))
         return None if row is None else QuotaInfo(prefix, row.limit, row.used)
 
+    def _set_quota_of_hosts(self, prefix: str, limit: int | None, timeout: float) -> None:
+        """Raises CrossHostError for a prefix of several groups: no host would see all that is put."""
+        if "/" not in prefix:
+            raise CrossHostError(
+                f"keys that start with {prefix!r} may belong to several hosts of the store, and each of these counts "
+                f"its own: set a quota for each group, such as {(prefix or 'runs') + '/'!r}, or bound the part of "
+                "a host by capacity="
+            )
+        with between_forks():
+            from memstore.distributed.serving import Cluster
+
+        Cluster(self.root).set_quota(prefix, limit, timeout=timeout)
+
     def quotas(self) -> tuple[QuotaInfo, ...]:
-        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix."""
-        found = index.quotas(self._opened())
+        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix.
+
+        Of keys that another host owns the present values are counted.
+        """
+        found = index.quotas(self._opened(), self._timeout)
         return tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in found)
 
     def gc(self, *, timeout: float | None = None) -> int:

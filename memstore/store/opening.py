@@ -128,7 +128,7 @@ def open(
         StoreFullError: there is no room for the catalog of a new store.
         InvalidAddressError: `cluster` is no address.
         StorageError: values were moved to the folder of `spill`, and it isn't there.
-        CrossHostError: `spill`, in a store on several hosts.
+        CrossHostError: `spill`, in a store on storage that hosts share.
         NotServedError: this host can't be a member of that cluster; or in mode "w" the store is one host's part of a
             store on several.
 

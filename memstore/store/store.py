@@ -184,7 +184,8 @@ class Store(Keyspace):
                 the oldest go first. None: as many as the store has room for.
             delta_of: a version of the key, or True for the current one. Leaves that have its bytes are not stored
                 again: both versions share them, and readers see no difference. That version may go at any time. Where
-                it is gone, or the value shares less than half of it, the whole value is stored.
+                it is gone, or the value shares less than half of it, the whole value is stored. In a store on several
+                hosts the whole value is always stored; a host that has read that version fetches the other leaves only.
             timeout: seconds; None: the store's.
 
         Returns:
@@ -235,12 +236,14 @@ class Store(Keyspace):
         *,
         dtype: torch.dtype | None = None,
         expect_versions: Mapping[str, int] | None = None,
+        delta_of: bool = False,
         atomic: bool = True,
         timeout: float | None = None,
     ) -> dict[str, int]:
         """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
 
-        `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist.
+        `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist. With
+        `delta_of`, each value may share bytes with the current version of its key.
 
         In a store on several hosts, all keys of one call must have the same owner, as keys with the same text before
         the first "/" have; otherwise CrossHostError is raised, and nothing is put. With `atomic` False there is one
@@ -248,12 +251,20 @@ class Store(Keyspace):
         """
         root, items = self._opened(timeout, writes=True), as_items(items)
         flag("atomic", atomic)
+        flag("delta_of", delta_of)
         expected, deadline = expected_versions(expect_versions), self._deadline(timeout)
         if not items:
             return {}
         allow_pickle = self._allow_pickle
         versions = put_many(
-            root, items, dtype=dtype, expected=expected, atomic=atomic, allow_pickle=allow_pickle, deadline=deadline
+            root,
+            items,
+            dtype=dtype,
+            expected=expected,
+            atomic=atomic,
+            allow_pickle=allow_pickle,
+            deadline=deadline,
+            is_delta=delta_of,
         )
         self._puts += len(versions)
         return versions

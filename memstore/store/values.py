@@ -24,7 +24,6 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Literal,
-    NamedTuple,
     NoReturn,
     TypedDict,
     TypeVar,
@@ -78,7 +77,14 @@ from memstore.engine import (
     resource_errors,
     use_root,
 )
-from memstore.errors import CorruptionError, StructureMismatchError, UnsupportedValueError, lacks_told
+from memstore.errors import (
+    CorruptionError,
+    CrossHostError,
+    HomeUnavailableError,
+    StructureMismatchError,
+    UnsupportedValueError,
+    lacks_told,
+)
 from memstore.listing import UnknownKindError, absent, no_value, no_values, outline, version_gone
 from memstore.structure import modes
 from memstore.view import view
@@ -183,57 +189,70 @@ def put_one(
         name: the key, encoded.
         below: the path of the part of the value that is cast to `dtype`; (): all of it.
         history: as of `engine.Draft`.
-        delta_of: the version with which it may share files; 0: the present one; None: none.
+        delta_of: the version with which it may share bytes; 0: the present one; None: none.
     """
     if history is not None:
         with resource_errors(root.path, key, root):
             need_history(root, deadline)
-    if delta_of is not None and dtype is None and not is_served(root) and root.storage.maps_at_once:
-        options = PutOptions(expect, history, allow_pickle)
-        version = _put_delta(root, key, name, value, delta_of, options, deadline)
-        if version:
-            return version
+    base = None if delta_of is None or dtype is not None else _hold_base(root, key, name, delta_of, deadline)
     limit = contents.inline_limit(root) if root.catalog.crowded else root.settings.inline_limit
     while True:
         flat = contents.flatten(key, value, root, limit=limit, allow_pickle=allow_pickle, dtype=dtype, below=below)
         if expect is not None:
             check_early(root, {key: expect})
-        draft = contents.draft(root, name, flat, limit, expect)
+        if base is None:
+            draft = contents.draft(root, name, flat, limit, expect)
+        else:
+            draft = _draft_of(root, name, flat, limit, expect, base, deadline)
         if history is not None:
             draft = msgspec.structs.replace(draft, history=history)
         try:
             return put(root, [draft], deadline)[0]
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)
+        except BaseGone:  # it was replaced or deleted meanwhile, and nobody keeps it
+            base = None
 
 
-class PutOptions(NamedTuple):
-    """Arguments of `put_one` that a delta has too."""
+def _hold_base(root: Root, key: str, name: bytes, version: int, deadline: float) -> MappedEntry | None:
+    """Maps the version with which a put may share bytes. Returns None if it is gone, or its bytes aren't here.
 
-    expect: int | None
-    history: tuple[int, int] | None
-    allow_pickle: bool
-
-
-def _put_delta(root: Root, key: str, name: bytes, value: Any, base: int, options: PutOptions, deadline: float) -> int:
-    """Puts a value that shares the files of an earlier version. Returns 0 where that can't be, or saves little."""
+    Args:
+        version: 0: the present one.
+    """
+    if not root.storage.maps_at_once:
+        return None
     with resource_errors(root.path, key, root):
-        present = index.find(root, name) if not base else None
-        version = base or (present.version if present is not None else 0)
-        held = hold_version_of(root, name, version, deadline, may_lock=True) if version else None
-    if held is None:
-        return 0
-    limit = contents.inline_limit(root)
-    flat = contents.flatten(key, value, root, limit=limit, allow_pickle=options.allow_pickle)
-    draft = contents.draft_delta(root, name, flat, held, options.expect)
-    if draft is None:
-        return 0
-    with resource_errors(root.path, key, root):
-        need_deltas(root, deadline)
-    try:
-        return put(root, [msgspec.structs.replace(draft, history=options.history)], deadline)[0]
-    except BaseGone:  # it was replaced or deleted meanwhile, and nobody keeps it
-        return 0
+        if not is_served(root):
+            present = index.find(root, name) if not version else None
+            version = version or (present.version if present is not None else 0)
+            return hold_version_of(root, name, version, deadline, may_lock=True) if version else None
+        with contextlib.suppress(CorruptionError, CrossHostError, HomeUnavailableError):
+            held = hold(root, (name,), deadline, may_lock=True, lazily=True)[0]
+            if held is not None and held.absent is None and version in (0, held.record.version):
+                return held
+    return None
+
+
+def _draft_of(
+    root: Root,
+    name: bytes,
+    flat: structure.FlatValue,
+    limit: int,
+    expect: int | None,
+    base: MappedEntry,
+    deadline: float,
+) -> Draft:
+    """Returns what is to be stored of a value, which may share bytes with an earlier version."""
+    has_others = is_served(root)
+    if not has_others:
+        delta = contents.draft_delta(root, name, flat, base, expect)
+        if delta is not None:
+            with contextlib.suppress(CrossHostError), resource_errors(root.path, name.decode(), root):
+                need_deltas(root, deadline)  # a store that was served has no such versions
+                return delta
+    draft = contents.draft(root, name, flat, limit, expect)
+    return contents.with_origins(root, draft, flat, base) if has_others else draft
 
 
 def put_many(
@@ -245,8 +264,13 @@ def put_many(
     atomic: bool,
     allow_pickle: bool,
     deadline: float,
+    is_delta: bool = False,
 ) -> dict[str, int]:
-    """Puts several values, and returns their versions. Raises what `Store.put_many` raises."""
+    """Puts several values, and returns their versions. Raises what `Store.put_many` raises.
+
+    Args:
+        is_delta: each may share bytes with the present version of its key.
+    """
     names = {key: encode_key(key) for key in items}
     for key in expected:
         if key not in items:
@@ -254,6 +278,9 @@ def put_many(
                 f"expect_versions names {key!r}, which is not among the items: put it too, or leave it out"
             )
     versions: dict[bytes, int] = {}
+    bases: dict[bytes, MappedEntry | None] = {}
+    if is_delta and dtype is None:
+        bases = {name: _hold_base(root, key, name, 0, deadline) for key, name in names.items()}
 
     def put_part(part: list[Draft]) -> None:
         versions.update(zip([draft.key for draft in part], put(root, part, deadline), strict=True))
@@ -270,6 +297,8 @@ def put_many(
         check_early(root, expected)
         drafts = [
             contents.draft(root, name, flat, limit, expected.get(key))
+            if (base := bases.get(name)) is None
+            else _draft_of(root, name, flat, limit, expected.get(key), base, deadline)
             for (key, name), flat in zip(names.items(), flats, strict=True)
             if name not in versions
         ]
@@ -281,6 +310,8 @@ def put_many(
             return {key: versions[name] for key, name in names.items()}
         except CatalogCrowded:
             limit = contents.inline_limit_when_crowded(root)
+        except BaseGone:
+            bases.clear()
 
 
 def check_early(root: Root, expected: Mapping[str, int]) -> None:

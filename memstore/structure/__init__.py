@@ -29,7 +29,7 @@ import memstore.structure.containers  # pyright: ignore[reportUnusedImport] - re
 from memstore import _modes as modes
 from memstore.structure import traits
 from memstore.structure.classes import class_name, read_known_pickle, read_pickle, shown_attributes
-from memstore.structure.deltas import DeltaLeaves, compare_leaves
+from memstore.structure.deltas import DeltaLeaves, compare_leaves, gathered
 from memstore.structure.flattening import (
     ExternalValue,
     FlatValue,

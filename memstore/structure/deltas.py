@@ -2,6 +2,7 @@
 
 `compare_leaves` takes a flattened value apart into leaves that lie in the data section of the earlier one, and the
 others, which are flattened anew. `place` gives the plan of the whole value once it is known where the others lie.
+`gathered` gives the plan of a delta as a plain put of the same value has it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from memstore.engine import Leaf
+from memstore.engine import Leaf, lay_out
 from memstore.structure.flattening import FlatValue, flatten
-from memstore.structure.plans import Plan, cluster_leaves, describe, plan_of
+from memstore.structure.plans import Plan, cluster_leaves, describe, plan_of, spans_of
 from memstore.structure.traits import DTYPES
 from memstore.structure.tree import from_msgpack
 
@@ -86,6 +87,16 @@ def compare_leaves(flat: FlatValue, earlier: Plan, is_same: Callable[[torch.Tens
         if not _is_alike(plan.leaves[i], leaf):
             return None  # it is stored in another way within its container
     return DeltaLeaves(flat, kept, numbers, part)
+
+
+def gathered(plan: Plan) -> Plan:
+    """Returns the plan of a value whose leaves lie one behind the other, in one data section. None of them are tied."""
+    spans = spans_of(plan.leaves, plan.same)
+    offsets = lay_out([span for span, _ in spans]).offsets
+    places = {i: offset for (_, (i,)), offset in zip(spans, offsets, strict=True)}
+    places |= {i: places[first] for i, first in plan.same.items()}
+    leaves = [msgspec.structs.replace(leaf, offset=places[i]) for i, leaf in enumerate(plan.leaves)]
+    return plan_of(describe(from_msgpack(plan.description)[0], leaves, plan.traits, plan.same, False))
 
 
 def _is_alike(one: Leaf, other: Leaf) -> bool:

@@ -34,7 +34,7 @@ from memstore._version import __version__
 from memstore.engine import absolute_path, index, numbers_of_store
 from memstore.errors import KeyNotFoundError, MemstoreError
 from memstore.listing import Keyspace, open_keyspace, opened
-from memstore.metrics import PROMETHEUS_TYPE, KeyFigures, StoreLook, key_page, look_at, prometheus
+from memstore.metrics import PROMETHEUS_TYPE, KeyFigures, StoreLook, calls, key_page, look_at, prometheus
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -139,6 +139,9 @@ class Watcher:
         hosts = [] if look.cluster is None else [asdict(host) for host in look.cluster.hosts]
         for host in hosts:
             numbers |= {f"sent {host['address']}": host["sent"], f"received {host['address']}": host["received"]}
+        counted = calls()  # of this process, if it counts them: a get leaves no trace in the store
+        if counted:
+            numbers["gets"] = counted["get"].count if "get" in counted else 0
         rates = self._rates.note(numbers, now)
         for one in buffers:
             one["added_rate"] = rates.get(f"added {one['key']}")
@@ -153,6 +156,7 @@ class Watcher:
             "stats": {**asdict(look.stats), "keys": fresh.keys, "live_bytes": fresh.live_bytes},
             "versions": fresh.versions,
             "puts_rate": rates.get("versions"),
+            "gets_rate": rates.get("gets", 0.0) if counted else None,
             "holders": [asdict(one) for one in look.holders],
             "pending": [asdict(one) for one in look.pending],
             "quotas": [asdict(one) for one in look.quotas],

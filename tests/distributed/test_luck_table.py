@@ -54,6 +54,21 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "hosts/test_bad_luck.py::test_an_old_seed_that_comes_back_empty_after_a_promotion_makes_no_second_cluster",
         ),
     ),
+    "a quota is reached by several hosts at once": (
+        (
+            "rules/test_quotas.py::test_each_member_knows_them_also_after_a_promotion",
+            "client/test_quotas.py::test_two_hosts_that_reach_it_at_once_never_exceed_it_together",
+            "client/test_quotas.py::test_it_goes_with_its_group_which_is_never_refused",
+        ),
+        ("hosts/test_spilled.py::test_a_quota_that_is_reached_by_three_hosts_at_once_holds",),
+    ),
+    "the disk to which values move is full, or gone": (
+        (
+            "client/test_spilled.py::test_a_full_disk_is_told_and_nothing_is_lost",
+            "client/test_spilled.py::test_a_disk_that_is_gone_is_told_by_name_wherever_its_values_are_read",
+        ),
+        ("hosts/test_spilled.py::test_a_host_whose_disk_is_full_too_says_so_and_loses_nothing",),
+    ),
     "a folder was copied": (
         ("script a folder that was copied",),
         ("hosts/test_bad_luck.py::test_a_copy_of_a_folder_is_refused_and_one_that_has_moved_is_let_in",),

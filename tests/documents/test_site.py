@@ -170,7 +170,19 @@ def test_the_home_page_opens_as_the_readme_does() -> None:
     assert len(blocks) == home.count("code-block::") == 2
     assert [dedent(block).strip() for block in blocks] == [code.strip() for code in codes[: len(blocks)]]
     said = home.partition("========\n")[2].partition("..")[0].replace("``", "`")
-    assert said.split() == readme.partition("# memstore\n")[2].partition("![")[0].split()
+    without_badges = re.sub(r"^!.*$", "", readme.partition("# memstore\n")[2], count=1, flags=re.MULTILINE)
+    assert said.split() == without_badges.partition("![")[0].split()
+
+
+def test_the_badges_say_what_the_package_says() -> None:
+    """With the same words for who can't see them."""
+    project, drawn = (ROOT / "pyproject.toml").read_text(), (DOCS / "images/badges.svg").read_text()
+    shown = re.findall(r"<text [^>]*>([^<]+)</text>", drawn)
+    first, last = re.findall(r"Python :: (3\.\d+)", project)[0], re.findall(r"Python :: (3\.\d+)", project)[-1]
+    licence = re.search(r'^license = "(.*)"$', project, re.MULTILINE)
+    assert licence is not None and shown == [f"Python {first}–{last}", "Linux x86-64", "strictly typed", licence[1]]
+    said = ", ".join(shown).replace("–", " to ")
+    assert drawn.count(said) == 2 and f"![{said}](docs/images/badges.svg)" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ from memstore._version import __version__
 ROOT = Path(__file__).parents[2]
 FORM = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
 PLACEHOLDER = "https://github.com/OWNER/memstore"
-ADDRESSED = ("pyproject.toml", "SECURITY.md", "docs/quickstart.md")
+ADDRESSED = ("pyproject.toml", "SECURITY.md", "docs/index.rst", "docs/quickstart.md")
 VERSIONED = ("CITATION.cff", "conda/recipe.yaml")
 HEADING = re.compile(r"^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$", re.MULTILINE)
 

@@ -20,7 +20,7 @@ SIGNATURES = {
         "self, key, value, *, dtype=None, expect_version=None, history=None, history_bytes=None, delta_of=None, "
         "timeout=None"
     ),
-    "Store.put_many": "self, items, *, dtype=None, expect_versions=None, atomic=True, timeout=None",
+    "Store.put_many": "self, items, *, dtype=None, expect_versions=None, delta_of=False, atomic=True, timeout=None",
     "Store.get": (
         "self, key, default=..., *, as_type=None, out=None, like=None, device=None, dtype=None, non_blocking=False, "
         "strict=True, cast=False, max_age=None, version=None, timeout=None"

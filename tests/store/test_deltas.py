@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import memstore
+from memstore import contents
+from memstore.engine import deadline_after, need_cluster
+from memstore.engine.root import folder
 from memstore.errors import CrossHostError, NotServedError, QuotaExceededError
 from memstore.store import values
 from tests.children import Child, Wire
@@ -153,6 +156,44 @@ def test_casts_and_conditions_hold(store: memstore.Store, model: dict[str, Any])
     assert store.get("m")["layer.1"].dtype == torch.bfloat16
     with pytest.raises((TypeError, ValueError)):
         store.put("m", model, delta_of="newest")  # type: ignore[arg-type]
+
+
+# --- several keys -----------------------------------------------------------------------------------------------------
+
+
+def test_values_put_at_one_moment_each_take_what_changed(store: memstore.Store, model: dict[str, Any]) -> None:
+    store.put_many({"a": model, "b": model, "small": 1})
+    whole = live(store)
+    before = dict(model)
+    change(model, 3, 4)
+    store.put_many({"a": model, "b": before, "small": 2, "new": torch.ones(3)}, delta_of=True)
+    assert len(store.info("a").files) == len(store.info("b").files) == 2
+    assert live(store) < 1.15 * whole
+    check(store, model, "a")
+    check(store, before, "b")
+    assert store.get("small") == 2 and store.verify().ok
+    with pytest.raises(TypeError, match="delta_of"):
+        store.put_many({"a": model}, delta_of=3)  # type: ignore[arg-type]
+    store.clear()
+    assert left_after_gc(store) == []
+
+
+@pytest.mark.parametrize("loses_catalog", [False, True])
+def test_a_repair_brings_values_of_one_moment_back(
+    store: memstore.Store, root: str, model: dict[str, Any], loses_catalog: bool
+) -> None:
+    store.put_many({"a": model, "b": model})
+    before = dict(model)
+    change(model, 3)
+    store.put_many({"a": model, "b": before}, delta_of=True)
+    store.close()
+    if loses_catalog:
+        os.remove(f"{root}/catalog/local/data.mdb")
+    assert memstore.repair(root).lost == ()
+    with memstore.open(root) as found:
+        check(found, model, "a")
+        check(found, before, "b")
+        assert found.verify().ok
 
 
 # --- the base goes ----------------------------------------------------------------------------------------------------
@@ -298,20 +339,37 @@ def test_its_files_move_to_a_disk(root: str, model: dict[str, Any]) -> None:
         assert left_after_gc(store) == []
 
 
-def test_stores_of_several_hosts_have_none(root: str, model: dict[str, Any]) -> None:
-    from memstore.engine import deadline_after, need_cluster, need_deltas
-
-    with memstore.open(root) as store:
-        store.put("m", model)
+def test_a_store_of_several_hosts_has_none(root: str, model: dict[str, Any]) -> None:
+    """What is there is put whole before others may come in; nobody puts another one then."""
+    with memstore.open(root) as store, memstore.open(root) as other:
+        for key in ("m", "other"):
+            store.put(key, model)
         change(model, 1)
         store.put("m", model, delta_of=True)
-        with pytest.raises(NotServedError, match="share files"):
+        with pytest.raises(NotServedError, match="share files, as version 3 of 'm' does"):
             need_cluster(root_of(store), deadline_after(10.0))
-    memstore.destroy(root)
-    with memstore.open(root) as store:
+        contents.put_deltas_whole(root_of(store), deadline_after(10.0))
+        assert len(store.info("m").files) == 1 and store.verify().ok
+        check(store, model)
+        live_before = live(store)
         need_cluster(root_of(store), deadline_after(10.0))
+        change(model, 2)
+        other.put("m", model, delta_of=True)
+        other.put_many({"m": model, "other": model}, delta_of=True)
+        assert len(other.info("m").files) == len(other.info("other").files) == 1
+        check(store, model)
+        assert live(store) == live_before and store.verify().ok
         with pytest.raises(CrossHostError):
-            need_deltas(root_of(store), deadline_after(10.0))
+            folder.add_feature(root, root_of(store).settings, folder.DELTAS)
+
+
+def test_a_kept_version_that_shares_files_can_not_be_served(store: memstore.Store, model: dict[str, Any]) -> None:
+    store.put("m", model, history=2)
+    change(model, 1)
+    version = store.put("m", model, delta_of=True)
+    contents.put_deltas_whole(root_of(store), deadline_after(10.0))
+    with pytest.raises(NotServedError, match=f"version {version} of 'm'"):
+        need_cluster(root_of(store), deadline_after(10.0))
 
 
 @pytest.mark.parametrize("loses_catalog", [False, True])

@@ -129,6 +129,7 @@ CALLS: dict[str, list[Callable[[World, Any], Any]]] = {
     "Cluster.cancel_drain": [lambda w, t: _cluster(w.store.root).cancel_drain("10.0.0.9", timeout=t)],
     "Cluster.promote": [lambda w, t: _cluster(w.store.root).promote("10.0.0.9", timeout=t)],
     "Cluster.set_policy": [lambda w, t: _cluster(w.store.root).set_policy(replicas=2, timeout=t)],
+    "Cluster.set_quota": [lambda w, t: _cluster(w.store.root).set_quota("run/", 1, timeout=t)],
     "Cluster.stop": [lambda w, t: _cluster(w.store.root).stop(timeout=t)],
     "open": [
         lambda w, t: memstore.open(f"{w.path}/new", timeout=t),

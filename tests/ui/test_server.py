@@ -99,6 +99,24 @@ def test_the_stream_has_the_stores_figures_and_follows_it(scratch: str) -> None:
             assert keys_of(state)["lr"]["rate"] == 0
 
 
+def test_gets_are_told_of_the_process_that_serves_the_page(scratch: str) -> None:
+    with memstore.open(scratch) as store:
+        store.put("a", 1)
+    memstore.metrics.count_calls()
+    try:
+        with memstore.ui.serve(scratch) as page, events(page) as states:
+            assert next(states)["gets_rate"] is None, "nothing was counted"
+            until = time.monotonic() + 60
+            with memstore.open(scratch) as store:
+                for state in states:
+                    store.get("a")
+                    if state["gets_rate"]:
+                        break
+                    assert time.monotonic() < until
+    finally:
+        memstore.metrics.stop_calls()
+
+
 def test_buffers_attempts_quotas_and_checkpoints_are_told(scratch: str, tmp_path: Path) -> None:
     with memstore.CheckpointManager(tmp_path / "run", async_=False) as manager:
         manager.save(100, {"model": torch.nn.Linear(20, 20)})

@@ -34,6 +34,7 @@ from memstore.engine import (
     base_after,
     boot_id,
     decode_external,
+    decode_origins,
     decode_segments,
     end_of,
 )
@@ -117,6 +118,8 @@ def record_of(entry: Entry, member: bytes) -> Record:
     record = _read(entry.body)
     extents = _extents_of(record)
     _check(_is_consistent(record, extents), "its numbers don't fit one another")
+    if record.origins is not None:
+        decode_origins(record.origins, record.nbytes)
     if not extents and not entry.places and record.adopted is None:  # it is in the body
         return msgspec.structs.replace(record, version=entry.version)
     hosts = tuple(place.host for place in entry.places)

@@ -6,7 +6,8 @@ the engine's `TransactionRows`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -38,6 +39,7 @@ from memstore.distributed.rules import (
     Lent,
     Ownership,
     Place,
+    Quota,
     Remembered,
     Standing,
     dispose,
@@ -48,6 +50,7 @@ from memstore.engine import (
     LIVE,
     PREPARED,
     AttemptOutcome,
+    Charge,
     ClaimedFile,
     Effects,
     Now,
@@ -61,8 +64,11 @@ from memstore.engine import (
     boot_clock,
     boot_id,
     change_served,
+    charge,
+    held_bytes,
     need_cluster,
     tables,
+    used_by,
 )
 from memstore.errors import CorruptionError
 
@@ -108,6 +114,7 @@ class CatalogTables:
         self._checked = checked or {}
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
+        self._held: dict[bytes, int] = {}  # what keys took that are held to their quotas, before they are changed
         self._standing: Standing | None = None  # read once: a look at a thousand waits asks for it as often
         self.has_owed = False
 
@@ -140,7 +147,8 @@ class CatalogTables:
             record = record_of(entry, self._member)
         else:
             record = msgspec.structs.replace(found, version=entry.version)
-        self._transaction.put_record(key, record)
+        with self._counted(key):
+            self._transaction.put_record(key, record)
         self._versions[key] = entry.version
         self._effects.adds = True
         self._note(key)
@@ -153,8 +161,46 @@ class CatalogTables:
             self._note(key)
 
     def delete_record(self, key: bytes) -> None:
-        if self._transaction.delete_record(key):
+        with self._counted(key):
+            is_gone = self._transaction.delete_record(key)
+        if is_gone:
             self._note(key)
+
+    # Quotas: the engine's rows, one for each that the roster has. The owner of a group counts what its keys take, so a
+    # prefix lies within one group. What a hand-over or a recovery brings is counted too, and never refused.
+
+    def hold_to_quotas(self, keys: Sequence[bytes]) -> None:
+        if self._effects.counters.quotas:
+            self._held |= {key: held_bytes(self._transaction, key) for key in keys}
+
+    def charge(self) -> None:
+        """Raises QuotaExceededError if keys that are held to their quotas have got more than these allow."""
+        held, self._held = self._held, {}
+        if held:
+            taken = {key: held_bytes(self._transaction, key) - before for key, before in held.items()}
+            charge(self._transaction, [Charge(key, more) for key, more in taken.items()])
+
+    @contextlib.contextmanager
+    def _counted(self, key: bytes) -> Generator[None]:
+        """Counts what the body gives a key, or takes from it, unless that is held to its quotas."""
+        counts = self._effects.counters.quotas > 0 and key not in self._held
+        before = held_bytes(self._transaction, key) if counts else 0
+        yield
+        if counts:
+            tables.free_in_quotas(self._transaction, key, before - held_bytes(self._transaction, key))
+
+    def _set_quotas(self, quotas: Sequence[Quota]) -> None:
+        """Makes the rows those of the roster. A new one counts what this host has of its keys."""
+        self.charge()
+        limits = {one.prefix: one.limit for one in quotas}
+        for row in tables.quotas(self._transaction):
+            if limits.get(row.prefix) == row.limit:
+                del limits[row.prefix]
+            else:
+                tables.delete_quota(self._transaction, row.prefix)
+        for prefix, limit in limits.items():
+            tables.put_quota(self._transaction, tables.QuotaRow(prefix, limit, used_by(self._transaction, prefix)))
+        self._effects.counters.quotas = len(quotas)
 
     def page(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]:
         return self._page(after, limit, prefix, self.record)
@@ -214,6 +260,8 @@ class CatalogTables:
         is_other = before != (standing.is_joining, standing.roster.policies)
         if is_other or standing.is_removed or standing.is_sealed:
             self._change_membership()
+        if standing.roster.quotas != (() if old is None else old.roster.quotas):
+            self._set_quotas(standing.roster.quotas)
 
     def membership(self) -> int:
         return self._effects.counters.membership
@@ -932,7 +980,10 @@ def run(
     member, is_shared = root.member_id(), root.storage.sees_all_hosts
 
     def act(transaction: Transaction, effects: Effects) -> Result:
-        return action(CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared))
+        made = CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared)
+        result = action(made)
+        made.charge()
+        return result
 
     return change_served(
         root,

@@ -778,7 +778,11 @@ def failed_of(error: Exception) -> Failed:
     if not isinstance(error, MemstoreError):
         return Failed("MemstoreError", _sendable(str(error)))
     key = (error.key or "").encode(errors="backslashreplace")
-    return Failed(type(error).__name__, _sendable(str(error)), key if 0 < len(key) <= KEY_LIMIT else None)
+    failed = Failed(type(error).__name__, _sendable(str(error)), key if 0 < len(key) <= KEY_LIMIT else None)
+    if isinstance(error, errors.QuotaExceededError):
+        said = {"expected": error.quota, "found": error.used, "requested": error.requested}
+        return msgspec.structs.replace(failed, prefix=error.prefix.encode(), **said)
+    return failed
 
 
 def _sendable(text: str) -> str:
@@ -799,6 +803,9 @@ def error_of(failed: Failed, owner: Member | None = None) -> MemstoreError:
         return errors.KeyNotFoundError(no_key(key), key=key)
     says_key = key is None or repr(key) in failed.text
     text = failed.text if says_key else f"{key!r}: {failed.text}"
+    if failed.error == "QuotaExceededError":
+        said = {"quota": failed.expected, "used": failed.found, "requested": failed.requested}
+        return errors.QuotaExceededError(text, key=key, prefix=failed.prefix.decode(errors="replace"), **said)
     if failed.error == "StoreFullError" and owner is not None:
         full = errors.StoreFullError(f"{_name(owner)} has no room: {text}; nothing was changed", key=key)
         full.host = owner.address

@@ -83,6 +83,7 @@ from memstore.distributed.rules.messages import (
     RosterChange,
     Serve,
     SetPolicy,
+    SetQuota,
     Silence,
     Stale,
     Stay,
@@ -106,7 +107,7 @@ _OfOwner = (
 _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Inherit
 
 
-_CHANGES_ROSTER = Remove | Drain | Finish | SetPolicy | Recovered
+_CHANGES_ROSTER = Remove | Drain | Finish | SetPolicy | SetQuota | Recovered
 
 
 class Unnoted(Later, frozen=True, array_like=True, tag=75):
@@ -292,11 +293,24 @@ class Index:
         self,
         tables: Tables,
         standing: Standing,
-        request: Ask | Remove | Drain | Finish | Mirror | Promise | Obey | Announce | Recovered | Return | SetPolicy,
+        request: Ask
+        | Remove
+        | Drain
+        | Finish
+        | Mirror
+        | Promise
+        | Obey
+        | Announce
+        | Recovered
+        | Return
+        | SetPolicy
+        | SetQuota,
     ) -> Answer:
         match request:
             case SetPolicy():
                 return roster.set_policy(tables, standing, self.seed, request)
+            case SetQuota():
+                return roster.set_quota(tables, standing, self.seed, request)
             case Ask():
                 return roster.answer_ask(tables, standing, self.seed, request)
             case Remove():
@@ -360,7 +374,7 @@ class Index:
                 return isinstance(answer, Later) and request.milliseconds > 0
             case ClaimGroups() | FindOwners() | HandOver() | Dropped():
                 return isinstance(answer, Later) and not isinstance(answer, recovery.NotRecovered)
-            case Remove() | Drain() | Finish() | BringGroups() | SetPolicy():
+            case Remove() | Drain() | Finish() | BringGroups() | SetPolicy() | SetQuota():
                 return isinstance(answer, Later)
             case Inherit() | Recovered() | Return():
                 return isinstance(answer, Later)

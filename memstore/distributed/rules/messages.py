@@ -591,6 +591,17 @@ class SetPolicy(msgspec.Struct, frozen=True, array_like=True, tag=35):
     drops: bool = False
 
 
+class SetQuota(msgspec.Struct, frozen=True, array_like=True, tag=39):
+    """Says how many bytes the keys with a prefix may take. Its answer is `IsRoster`, or `Refused`.
+
+    Attributes:
+        limit: None: as many as they like, from now on.
+    """
+
+    prefix: Key
+    limit: Number | None
+
+
 class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=36):
     """Asks a host to have replicas of the present values of these keys; or tells their owner that the sender has some.
 
@@ -673,13 +684,18 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag=69):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=70):
-    """An error that has changed nothing: the name of its class, its text, and its attributes."""
+    """An error that has changed nothing: the name of its class, its text, and its attributes.
+
+    Of a QuotaExceededError `expected` is the quota, and `found` what is used.
+    """
 
     error: Annotated[str, Meta(max_length=64)]
     text: Text
     key: Key | None = None
     expected: Number = 0
     found: Number = 0
+    prefix: Prefix = b""
+    requested: Number = 0
 
 
 class Never(msgspec.Struct, frozen=True, array_like=True, tag=71):
@@ -923,7 +939,7 @@ Request = (
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence
     | Note | Keep | KeepAll | Inherit | FindBackups | Recovered | Lost | Return | Offer | CameBack
-    | SetPolicy | Replicate
+    | SetPolicy | SetQuota | Replicate
 )  # fmt: skip
 Answer = (
     Done | Opened | Found | IsAt | Listed | Committed | Failed | Never | IsNamed | IsRoster | Stale | Later | NoSession

@@ -16,7 +16,7 @@ from memstore.engine import Place, tables
 
 KEY_LIMIT = 500  # bytes
 LANES = 256
-POLICIES_LIMIT = 256
+POLICIES_LIMIT = QUOTAS_LIMIT = 256
 EPOCH_BITS = 40  # versions that are assigned under a grant are above `epoch << EPOCH_BITS`
 MOST_EPOCHS = 1 << 22  # that a root which joins may have seen: as many are left, of the numbers below 2^63
 TERM_BITS = 36  # a grant's number is its term, and then a counter of this many bits
@@ -97,6 +97,17 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
     fails: bool = True
 
 
+class Quota(msgspec.Struct, frozen=True, array_like=True):
+    """How many bytes the keys with a prefix may take together. All of them are of one group, whose owner counts.
+
+    Each member has the same quotas, so a group that goes to another owner needs none to be handed over: who takes a
+    record counts it.
+    """
+
+    prefix: Key
+    limit: Number
+
+
 class Roster(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """The members of an epoch. Only the seed makes another one.
 
@@ -115,6 +126,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, dict=True):
         returns: members that were removed and may come back, each with the member that brings back what it had (empty:
             none yet). See `returning.py`.
         policies: how many hosts are to have the values of groups: POLICIES_LIMIT at most.
+        quotas: of prefixes: QUOTAS_LIMIT at most.
     """
 
     cluster: bytes
@@ -132,6 +144,7 @@ class Roster(msgspec.Struct, frozen=True, array_like=True, dict=True):
     departed: tuple[Departed, ...] = ()
     returns: Returns = ()
     policies: tuple[Policy, ...] = ()
+    quotas: tuple[Quota, ...] = ()
 
     @property
     def owners(self) -> tuple[Member, ...]:

@@ -415,6 +415,7 @@ def apply(
         refused = next(filter(None, (_refused_return(tables, standing, change) for change in changes)), None)
     if refused is not None:
         return refused
+    tables.hold_to_quotas([change.key for change in changes])
     versions: list[int] = []
     batch = 0 if standing is None or len(changes) == 1 else note_batch(tables, standing, changes)
     for change, old in zip(changes, found, strict=True):

@@ -324,7 +324,7 @@ def _begin_term(tables: Tables, member: bytes, newest: Roster, term: int, is_who
     # Without the directory nobody knows who owns groups, until all have announced it.
     holders = newest.holders if is_whole else tuple(one.id for one in newest.members if not one.is_owner)
     leavers, known = newest.leavers, newest.members
-    as_before = (newest.lease, newest.leased, newest.departed, newest.returns, newest.policies)
+    as_before = (newest.lease, newest.leased, newest.departed, newest.returns, newest.policies, newest.quotas)
     changed = (deputies, voters, holders, leavers, base, *as_before)
     adopt(tables, Roster(newest.cluster, term, epoch, known, member, *changed))
     standing = tables.standing()

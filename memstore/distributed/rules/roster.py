@@ -44,12 +44,14 @@ from memstore.distributed.rules.messages import (
     Refused,
     Remove,
     SetPolicy,
+    SetQuota,
     Stale,
 )
 from memstore.distributed.rules.nouns import (
     EPOCH_BITS,
     MOST_EPOCHS,
     POLICIES_LIMIT,
+    QUOTAS_LIMIT,
     TERM_BITS,
     Change,
     Departed,
@@ -57,6 +59,7 @@ from memstore.distributed.rules.nouns import (
     Member,
     Ownership,
     Policy,
+    Quota,
     Returns,
     Roster,
     Standing,
@@ -416,6 +419,7 @@ def propose(
     departed: tuple[Departed, ...] | None = None,
     returns: Returns | None = None,
     policies: tuple[Policy, ...] | None = None,
+    quotas: tuple[Quota, ...] | None = None,
 ) -> Roster:
     """Writes the next roster. It counts when it has settled; only deputies may be left out before the last one has.
 
@@ -442,7 +446,8 @@ def propose(
     obey = tuple(one for one in (roster.leased if leased is None else leased) if one in ids and is_obeyed)
     back = remembering.returns_of(roster, ids, roster.returns if returns is None else returns)
     copies = roster.policies if policies is None else policies
-    changed = (kept, voters, hold, leave, base, lasts, obey, gone, back, copies)
+    limits = roster.quotas if quotas is None else quotas
+    changed = (kept, voters, hold, leave, base, lasts, obey, gone, back, copies, limits)
     roster = Roster(roster.cluster, roster.term, epoch, members, roster.seed, *changed)
     adopt(tables, roster)
     return roster
@@ -670,6 +675,21 @@ def set_policy(tables: Tables, standing: Standing, seed: Directory, request: Set
         return IsRoster(roster) if seed.is_settled(standing) else Later()
     if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
         propose(tables, standing, seed.is_settled(standing), policies=wanted)
+    return Later()
+
+
+def set_quota(tables: Tables, standing: Standing, seed: Directory, request: SetQuota) -> Answer:
+    """Notes how many bytes the keys with a prefix may take. Who owns their group counts from when it has heard so."""
+    seed.begin(standing)
+    roster, prefix = standing.roster, request.prefix
+    others = tuple(one for one in roster.quotas if one.prefix != prefix)
+    wanted = others if request.limit is None else (*others, Quota(prefix, request.limit))
+    if len(wanted) > QUOTAS_LIMIT:
+        return Refused(f"{QUOTAS_LIMIT} prefixes have quotas, which is the limit: end some")
+    if set(wanted) == set(roster.quotas):
+        return IsRoster(roster) if seed.is_settled(standing) else Later()
+    if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
+        propose(tables, standing, seed.is_settled(standing), quotas=wanted)
     return Later()
 
 

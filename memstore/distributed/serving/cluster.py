@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from memstore._arguments import encode_key
+from memstore._arguments import encode_key, encode_prefix
 from memstore._info import ClusterStatus, HostStatus
 from memstore._wording import shown, size, table_html
 from memstore.distributed.links import parse_own_address, read_secret, secret_of
@@ -24,6 +24,7 @@ from memstore.distributed.rules import (
     Remove,
     Roster,
     SetPolicy,
+    SetQuota,
     Standing,
     Stay,
 )
@@ -255,20 +256,36 @@ class Cluster:
         timeout: float = 30.0,
     ) -> None:
         """States on how many hosts values are to lie: see `Store.set_policy`."""
-        deadline, answer = deadline_after(timeout), None
         policy, drops = policy_of(prefix, replicas, on_missing)
+        self._tell_seed(SetPolicy(policy, drops), "the policy", deadline_after(timeout), timeout)
+
+    def set_quota(self, prefix: str, quota: int | None, *, timeout: float = 30.0) -> None:
+        """Bounds the bytes that the keys with a prefix may take: see `Store.set_quota`. Returns when all hosts know it.
+
+        A host that doesn't answer hears of it later.
+        """
+        deadline = deadline_after(timeout)
+        told = self._tell_seed(SetQuota(encode_prefix(prefix), quota), "the quota", deadline, timeout)
+        while time.monotonic() < deadline:
+            reports = [one for one in self._reports()[1].values() if isinstance(one, Reported)]
+            if all(report.epoch >= told.epoch for report in reports):
+                return
+            time.sleep(_LOOK_EVERY)
+
+    def _tell_seed(self, request: SetPolicy | SetQuota, what: str, deadline: float, timeout: float) -> Roster:
+        """Has the seed note something in the roster. Returns that. Raises NotServedError, HomeUnavailableError."""
         with Asker(self._secret) as asker:
             while time.monotonic() < deadline:
                 seed = self.roster().member(self.roster().seed)
                 until = min(deadline, time.monotonic() + _REPORT_WITHIN)
-                answer = None if seed is None else asker.ask(seed, SetPolicy(policy, drops), until, patience=0.0)
+                answer = None if seed is None else asker.ask(seed, request, until, patience=0.0)
                 if isinstance(answer, IsRoster):
-                    return
+                    return answer.roster
                 if isinstance(answer, Refused):
-                    raise NotServedError(f"the policy is not stated: {answer.why}")
+                    raise NotServedError(f"{what} is not stated: {answer.why}")
                 time.sleep(_LOOK_EVERY)
         raise HomeUnavailableError(
-            f"the seed {self.roster().seed_address} has not noted the policy within {timeout:g} s: memstore status "
+            f"the seed {self.roster().seed_address} has not noted {what} within {timeout:g} s: memstore status "
             "says which hosts answer"
         )
 
@@ -423,6 +440,7 @@ def _host_status(member: Member, answer: object) -> HostStatus:
         monarch=answer.monarch,
         draining="" if answer.leaving is None else _left(answer.leaving),
         lacking=answer.lacking,
+        spilled_bytes=answer.spilled_bytes,
     )
 
 

@@ -74,10 +74,12 @@ from memstore.engine import (
     SealedSegment,
     boot_clock,
     close_root,
+    deltas_here,
     need_cluster,
     open_root,
     sweep_if_due,
     syscalls,
+    tables,
 )
 from memstore.errors import (
     HomeUnavailableError,
@@ -263,8 +265,12 @@ class IndexProcess:
     def _report(self) -> Reported:
         standing, moved = standing_of(self._root), self._traffic.moved()
         plane = None if self._plane is None else self._plane.moved()
-        keys, live = self._root.catalog.view(
-            lambda transaction: (transaction.count("entries"), transaction.counters().live)
+        keys, live, spilled = self._root.catalog.view(
+            lambda transaction: (
+                transaction.count("entries"),
+                transaction.counters().live,
+                sum(tables.spilled_segments(transaction).values()),
+            )
         )
         transport = "tcp" if self._plane is None else self._plane.transport
         return Reported(
@@ -285,6 +291,7 @@ class IndexProcess:
             lost=self._lost(),
             recovering="" if standing is None else self._recovering(standing),
             lacking=look(self._root, CatalogTables.count_lacking, time.monotonic() + _OPEN_WITHIN),
+            spilled_bytes=spilled,
         )
 
     def _lost(self) -> tuple[tuple[str, str], ...]:
@@ -302,10 +309,14 @@ class IndexProcess:
         return f"{name_of(self._member)} recovers what {' and '.join(own)} owned{waits}" if own else ""
 
     def _leaving(self) -> Leaving:
-        groups, live = self._root.catalog.view(
-            lambda transaction: (transaction.count("owned"), transaction.counters().live)
+        groups, live, spilled = self._root.catalog.view(
+            lambda transaction: (
+                transaction.count("owned"),
+                transaction.counters().live,
+                sum(tables.spilled_segments(transaction).values()),
+            )
         )
-        trouble, live = self._index.leaver.trouble, max(live - self._copies.value(), 0)
+        trouble, live = self._index.leaver.trouble, max(live - self._copies.value(), 0) + spilled
         if trouble is None:
             return Leaving(groups, live)
         failed, at = trouble.failed, "" if trouble.at is None else trouble.at.address
@@ -534,7 +545,7 @@ def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
     try:
         use = open_root(start.options.root, "r+", Creation(), _OPEN_WITHIN)
         try:
-            need_cluster(use.root, time.monotonic() + _OPEN_WITHIN)
+            _let_others_in(use.root, time.monotonic() + _OPEN_WITHIN)
             IndexProcess(use.root, start, ending, pulse).run()
         finally:
             close_root(use)
@@ -547,6 +558,14 @@ def _serve(start: Start, ending: Ending, pulse: Pulse) -> News | None:
     if ending.reason is not None:
         return News(*ending.reason)
     return News(Kind.REMOVE, "it was drained" if ending.is_drained else "") if ending.removes else None
+
+
+def _let_others_in(root: Root, deadline: float) -> None:
+    """Lets a store be served, and puts whole before that what shares files. Raises NotServedError, MemstoreError."""
+    if deltas_here(root):
+        contents: Any = importlib.import_module("memstore.contents")  # it imports torch, which no other start needs
+        contents.put_deltas_whole(root, deadline)
+    need_cluster(root, deadline)
 
 
 def _heed_signals(ending: Ending) -> None:

@@ -91,6 +91,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
         lost: names of keys and groups, with the hosts with which they were lost.
         recovering: what it waits for, as the heir of a removed host, or has brought back as one; empty: it is none.
         lacking: keys that it owns, and that are to have a replica on a second host, and have none.
+        spilled_bytes: of the files there that were moved to a disk.
     """
 
     name: Text
@@ -110,6 +111,7 @@ class Reported(msgspec.Struct, frozen=True, array_like=True, tag=96):
     lost: tuple[tuple[Text, Text], ...] = ()
     recovering: Text = ""
     lacking: Number = 0
+    spilled_bytes: Number = 0
 
 
 Asking: TypeAlias = Request | Report | Halt | Promote

@@ -95,7 +95,7 @@ def set_aside(path: str) -> str:
         ) from None
     creation = Creation(
         settings.durability, settings.checksum, settings.inline_limit, settings.unix_group, settings.file_mode,
-        capacity or None,
+        capacity or None, settings.spill,
     )  # fmt: skip
     close_root(open_root(path, "x", creation, _WITHIN))
     with contextlib.suppress(FileNotFoundError):
@@ -213,8 +213,9 @@ class RootSetAside:
         with between_forks():  # late: it imports numpy
             from memstore.distributed.transfers import read_file
 
+        folders = [self.root.segments, *filter(None, [self.root.storage.spill_folder()])]
         return all(
-            read_file(segment_path(self.root.segments, one.extent.segment), one)  # pyright: ignore
+            any(read_file(segment_path(folder, one.extent.segment), one) for folder in folders)  # pyright: ignore
             for ranges in hosts.values()
             for one in ranges
         )

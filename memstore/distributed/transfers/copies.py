@@ -8,7 +8,7 @@ import threading
 import time
 from collections import abc
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ from memstore.engine import (
     LockFile,
     MappedEntry,
     Mapping,
+    Moved,
     ParsedHeader,
     Record,
     Root,
@@ -39,11 +40,15 @@ from memstore.engine import (
     Transaction,
     WritableMemory,
     copy_header,
+    decode_origins,
     encode_entries,
     encode_extents,
+    encode_origins,
     fence,
     fill_and_publish,
+    in_both,
     map_entry,
+    origins_of,
     retry_after_sweep,
     segment_path,
     syscalls,
@@ -52,15 +57,19 @@ from memstore.engine.syscalls import PAGE
 from memstore.errors import CorruptionError, StoreFullError, StoreTimeoutError
 
 # --- Fetching a copy -------------------------------------------------------------------------------------------------
-# 1. Ask for the data, and over another stream for the header of the segment; make one for this store
+# 1. Where the value is a delta, map the copy of the key that is there, of an earlier version. Bytes that have the same
+#    origin there (`engine.OriginRange`) need not come.
+# 2. Ask for the data, and over another stream for the header of the segment; make one for this store
 #    (`engine.copy_header`) while the data is on its way.
-# 2. Claim and fill a segment as a put does; the bytes come straight from the socket. A kill leaves what it leaves in
-#    any put: a filling row with an unlocked file, which is swept.
-# 3. Name it in the table `copies`, by one transaction, which retires an older copy of the key.
+# 3. Claim and fill a segment as a put does; the bytes come straight from the socket, and then those of the earlier
+#    version. A kill leaves what it leaves in any put: a filling row with an unlocked file, which is swept.
+# 4. Name it in the table `copies`, by one transaction, which retires an older copy of the key. Its record says of all
+#    bytes what their origins are: by the put id of the copy nobody else knows them.
 
 Result = TypeVar("Result")
 
 _AT_ONCE = 1 << 20  # bytes: less comes with the header, by one request, and is copied once more
+_COPIED_AT_ONCE = 64 << 20  # bytes of an earlier version, between two signs for those that wait for the copy
 
 
 class GoneError(Exception):
@@ -120,10 +129,17 @@ def fetch_copy(
     """
     (extent,), (place,) = record.segments, places_of(record)
     start, end = record.start, record.start + record.nbytes
+    is_small = end <= _AT_ONCE
     asked: list[Stream] = []
 
-    def read(first: int, last: int, origin: int, ahead: Sequence[Stream] = (), filling: Filling | None = None) -> None:
-        part = SegmentRanges(extent, one_range(first, last), origin, filling)
+    # 1. What an earlier version has.
+    earlier = None if is_small else _find_earlier(root, key, record, deadline)
+    wanted = one_range(start, end)
+    if earlier is not None:
+        wanted = wanted.without(earlier.ranges(start))
+
+    def read(ranges: Ranges, origin: int, ahead: Sequence[Stream] = (), filling: Filling | None = None) -> None:
+        part = SegmentRanges(extent, ranges, origin, filling)
         if not read_ranges(streams, [(member, [part])], deadline, ahead):
             raise GoneError
 
@@ -136,32 +152,74 @@ def fetch_copy(
             asked.clear()  # when it is filled again, after a sweep, it asks again
             if filling is not None and isinstance(memory, SegmentWriter) and memory.is_mapped:
                 filling.fills(memory.segment, memory.size, header.nbytes - start)
-            read(start, end, address - start, ahead, filling)
+            read(wanted, address - start, ahead, filling)
+            if earlier is not None:
+                earlier.copy_to(address, filling)
         return record.checksums
 
-    is_small = end <= _AT_ONCE
-    with passed_on(root, key, place, one_range(start, end)) as filling:
+    with passed_on(root, key, place, one_range(start, end), wanted.nbytes) as filling:
         try:
-            # 1. Ask for the data, and over another stream for the header; little data comes with it.
+            # 2. Ask for the data, and over another stream for the header; little data comes with it.
             if not is_small:
-                wanted = SegmentRanges(extent, one_range(start, end), 0, filling)
-                asked += ask_ahead(streams, member, [wanted], deadline)
+                asked += ask_ahead(streams, member, [SegmentRanges(extent, wanted, 0, filling)], deadline)
             head = bytearray(end if is_small else start)
-            read(0, len(head), syscalls.buffer_address(head))
+            read(one_range(0, len(head)), syscalls.buffer_address(head))
             header, found = copy_header(memoryview(head)[:start], extent.size, root.settings.store)
             _compare(key, record, extent, found)
 
-            # 2. and 3. Claim, fill, publish.
+            # 3. and 4. Claim, fill, publish.
             content = Content(
                 record.description, record.objects, record.nbytes, objects_checksum=record.objects_checksum
             )
             draft = Draft(key, content, header=header, fill=fill)
-            local = msgspec.structs.replace(record, parts=None, hosts=None)
+            origins = encode_origins(origins_of(record, place.host))
+            local = msgspec.structs.replace(record, parts=None, hosts=None, origins=origins)
             copy = _put_copy(root, (place,), draft, local, deadline)
         finally:
             for stream in asked:  # what was asked for, and not read, isn't needed
                 stream.close()
     return map_copy(root, key, copy, record.version)
+
+
+class _EarlierCopy(NamedTuple):
+    """A copy of an earlier version of a key, mapped, and the bytes that the version which is fetched has of it.
+
+    Attributes:
+        address: of its data section.
+        moved: of the data section that is fetched, and of its own.
+    """
+
+    mapping: Mapping
+    address: int
+    moved: Sequence[Moved]
+
+    def ranges(self, start: int) -> Ranges:
+        """Returns the ranges that need not come, of a file whose data section starts there."""
+        starts = np.array([offset for offset, _, _ in self.moved], np.int64) + start
+        return merged(starts, starts + np.array([nbytes for _, _, nbytes in self.moved], np.int64))
+
+    def copy_to(self, address: int, filling: Filling | None) -> None:
+        """Copies them into a data section, and gives signs to those that wait for the copy."""
+        for offset, at, nbytes in self.moved:
+            for done in range(0, nbytes, _COPIED_AT_ONCE):
+                size = min(nbytes - done, _COPIED_AT_ONCE)
+                syscalls.copy(address + offset + done, self.address + at + done, size)
+                if filling is not None:
+                    filling.give_sign()
+
+
+def _find_earlier(root: Root, key: bytes, record: Record, deadline: float) -> _EarlierCopy | None:
+    """Maps the copy of an earlier version. Returns None where it is gone, or has no bytes of a delta's."""
+    copy = None if record.origins is None else find_copy(root, key, deadline)
+    if record.origins is None or copy is None or not copy.record.start:
+        return None
+    (local,) = copy.record.segments
+    moved = in_both(decode_origins(record.origins, record.nbytes), origins_of(copy.record, root.member_id()))
+    if not moved:
+        return None
+    with root.guard:
+        mapping = root.storage.map_segment(local)
+    return None if mapping is None else _EarlierCopy(mapping, mapping.address + local.start, moved)
 
 
 def _put_copy(root: Root, places: tuple[Place, ...], draft: Draft, record: Record, deadline: float) -> Copy:

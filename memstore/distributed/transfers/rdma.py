@@ -50,7 +50,7 @@ from memstore.distributed.transfers.receiving import (
     receive_bytes,
     receive_head,
 )
-from memstore.distributed.transfers.sending import end_of_answer, mapped, ranges_of, send_all, send_answer
+from memstore.distributed.transfers.sending import ask_disk, end_of_answer, mapped, ranges_of, send_all, send_answer
 from memstore.engine import Root, syscalls
 from memstore.errors import HomeUnavailableError, LinkRefusedError
 
@@ -309,6 +309,7 @@ def stage(root: Root, slots: Slots, stream: socket.socket, request: Stage) -> in
         send_answer(stream, BUSY, _ALL_IN_USE)
         return 0
     with taken:
+        ask_disk(root, found, wanted)
         addresses = [ranges.starts + one.address for one, ranges in zip(found, wanted, strict=True)]
         pieces = Pieces(np.concatenate(addresses), np.concatenate([ranges.sizes for ranges in wanted]))
         total = int(pieces.sizes.sum())

@@ -52,7 +52,7 @@ from memstore.distributed.transfers.messages import (
 )
 from memstore.distributed.transfers.relays import Filling, Way, count_of, is_sound
 from memstore.engine import Root, SegmentExtent, create_file, syscalls
-from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError, MemstoreError
+from memstore.errors import CorruptionError, HomeUnavailableError, LinkRefusedError, MemstoreError, StorageError
 
 # --- By registered memory --------------------------------------------------------------------------------------------
 # Whether this host's index process brings bytes of other hosts, by registered memory: a process asks it then.
@@ -304,7 +304,14 @@ class ElsewhereError(Exception):
 
 
 class CannotSendError(MemstoreError):
-    """The host has no file or mapping left to send by, or the like."""
+    """The host has no file or mapping left to send by, or the like.
+
+    `lacks_disk`: it has moved the bytes to a disk that isn't there.
+    """
+
+    def __init__(self, message: str, *, lacks_disk: bool = False) -> None:
+        super().__init__(message)
+        self.lacks_disk = lacks_disk
 
 
 def batches(parts: Sequence[SegmentRanges]) -> list[list[SegmentRanges]]:
@@ -415,6 +422,8 @@ class _RelayedPieces:
                 (self._left,) = LENGTH.unpack(receive_bytes(self.stream, LENGTH.size))
                 if self._left in (ENDED, LACKING):
                     raise BrokenStreamError("it hasn't all of them")
+                if not self._left and time.monotonic() > deadline:  # it waits itself, and says so
+                    raise TimeoutError("it takes longer than the timeout")
                 if way is not None:
                     way.filling.give_sign()
                 continue
@@ -470,7 +479,9 @@ def _failure(stream: Stream, text: bytes) -> MemstoreError:
     except UNDECODABLE as error:
         raise BrokenStreamError(f"a failure that can't be read: {error}") from None
     said = f"{stream.member.label}: {failure.text}"
-    return CorruptionError(said, detail=said) if failure.error == "CorruptionError" else CannotSendError(said)
+    if failure.error == "CorruptionError":
+        return CorruptionError(said, detail=said)
+    return CannotSendError(said, lacks_disk=failure.error == "StorageError")
 
 
 def receive_head(stream: Stream) -> tuple[int, int]:
@@ -592,6 +603,7 @@ def read_ranges(
         HomeUnavailableError: a host can't be reached, or doesn't answer, until the deadline (monotonic).
         CorruptionError: a host's file is damaged.
         CannotSendError: a host says that it can't.
+        StorageError: a host has moved the bytes to a disk that isn't there.
         LinkRefusedError: a host is no member of this cluster, or has another secret.
     """
     transfer = _Transfer(streams, deadline)
@@ -655,6 +667,10 @@ class _Transfer:
                 return self._read_over(stream, share.parts, None if via is None else member.id, is_asked=is_asked)
             except ElsewhereError as error:
                 why, is_busy = str(error), error.is_busy
+            except CannotSendError as error:
+                if error.lacks_disk:
+                    raise StorageError(str(error), host=member.name) from None
+                raise
             except LinkRefusedError as error:
                 if via is None and isinstance(error, OtherMemberError):
                     return False  # this host hears soon that the member was removed: the key is looked up again

@@ -105,12 +105,13 @@ class Filling:
             at = _WAYS + _OF_WAY * self._ways.index(way)
         words = self._words[at : at + _OF_WAY]
         words[3] = depth
+        is_one = len(ranges.starts) == 1
         if is_new:
             words[:2] = first
             fence()
-            words[2] = end
+            words[2] = end if is_one else first  # of several ranges it isn't told which bytes are among them
         self.give_sign()
-        return Way(self, words, first, is_one=len(ranges.starts) == 1)
+        return Way(self, words, first, is_one=is_one)
 
     def give_sign(self) -> None:
         self._words[_ALIVE] = time.monotonic_ns() + int(_ALIVE_FOR * 1e9)
@@ -140,15 +141,18 @@ class Way:
 
 
 @contextlib.contextmanager
-def passed_on(root: Root, key: bytes, place: Place, wanted: Ranges) -> Generator[Filling | None]:
+def passed_on(
+    root: Root, key: bytes, place: Place, wanted: Ranges, nbytes: int | None = None
+) -> Generator[Filling | None]:
     """Fills a copy that is passed on meanwhile. None: nobody is told of it, since it is small, or there is no slot.
 
     Args:
         key: of the copy.
         place: of the segment that it is a copy of.
-        wanted: what is fetched of that segment.
+        wanted: what the copy will have of that segment.
+        nbytes: how much of this is fetched; None: all.
     """
-    if wanted.nbytes < LEAST:
+    if (wanted.nbytes if nbytes is None else nbytes) < LEAST:
         yield None
         return
     try:
@@ -239,7 +243,10 @@ class SlotRead:
         if not self.is_alive or not self._first <= first < self._end:
             return False
         depths = [own for start, _, end, own in self._ways if start <= first < end]
-        return not depths or min(depths) < depth  # else its stream hasn't begun
+        if depths:
+            return min(depths) < depth
+        # Its stream hasn't begun; or it is there, or will be, once all streams have ended.
+        return all(own < depth for _, _, _, own in self._ways)
 
 
 # --- Whom the readers are sent to ------------------------------------------------------------------------------------

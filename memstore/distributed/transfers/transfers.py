@@ -551,7 +551,7 @@ class Transfers:
         if may_lock and is_worth_it(self._root, record):
             try:
                 held = self._copy(key, record, deadline)
-            except StoreFullError:
+            except (StoreFullError, StorageError):  # there is no room, or the disk to which values move is gone
                 held = None
             except GoneError:
                 return None

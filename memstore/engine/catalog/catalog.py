@@ -102,7 +102,10 @@ class Catalog:
                 if environment.keeps_slot:
                     environment.ended = handle
                 del handle
-        return stored is not None and len(stored) == SERVED_COUNTERS
+        size = 0 if stored is None else len(stored)
+        if stored is None or size <= SERVED_COUNTERS:
+            return size == SERVED_COUNTERS
+        return any(stored[SERVED_COUNTERS - 8 : SERVED_COUNTERS])  # a store with quotas, served or not
 
     def view(
         self,

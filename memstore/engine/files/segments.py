@@ -31,6 +31,7 @@ import msgspec
 
 from memstore.engine import syscalls
 from memstore.engine.files.mapping import (
+    COLLAPSE_STEP,
     LockFile,
     Mapping,
     OwnedFile,
@@ -389,7 +390,7 @@ class SegmentWriter:
         self._header: Header | None = None
         self._start = self._end = 0  # of the data
         self._scratch = bytearray()
-        self._mapping, self._address = (spare.mapping, spare.address) if spare else (None, 0)
+        self._mapping, self._address, self._huge = spare[:3] if spare else (None, 0, 0)
 
     @property
     def is_reusable(self) -> bool:
@@ -438,7 +439,11 @@ class SegmentWriter:
             elif on_tmpfs and not self.is_whole:
                 allocate_pages(fd, self._address, self.size)
             elif on_tmpfs:
-                move_to_huge(self._address, self.size)
+                self._huge = move_to_huge(self._address, self.size)
+        elif on_tmpfs and not is_small and self.size - self._huge >= syscalls.HUGE_PAGE:
+            # Pages that are small because huge ones cost more when the file was new. Readers take twice as long for them.
+            most = max(self.size // _MOVED_A_PUT, COLLAPSE_STEP)
+            self._huge += move_to_huge(self._address + self._huge, min(most, self.size - self._huge))
         self.is_whole = True
 
     @property
@@ -474,7 +479,7 @@ class SegmentWriter:
 
         No lock is left on it.
         """
-        return KeptMapping(self._mapping, self._address, self.size) if self._mapping is not None else None
+        return KeptMapping(self._mapping, self._address, self._huge, self.size) if self._mapping is not None else None
 
     def close(self) -> None:
         self._address, self._mapping = 0, None
@@ -484,6 +489,7 @@ class SegmentWriter:
 # --- kept mappings ---------------------------------------------------------------------------------------------------
 
 
+_MOVED_A_PUT = 8  # a put moves one part of so many to huge pages, or one step: else the first would take all the time
 _MOST_KEPT = 3  # mappings: of one file that is live, one retired, and one being filled
 _MOST_KEPT_BYTES = 4 << 30  # of all of them: with small pages, these take 8 MiB of page tables
 
@@ -493,6 +499,7 @@ class KeptMapping(NamedTuple):
 
     mapping: Reservation
     address: int  # where the file starts
+    huge: int  # bytes, from the first on, whose pages were looked at, and are huge now where the kernel lets them
     size: int
 
 

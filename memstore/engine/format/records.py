@@ -60,6 +60,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     `history` is None where a version that is replaced goes at once. Else it says how many of the last versions stay
     readable, with the present one, and how many bytes the replaced ones may take (0: any): see `protocols/history.py`.
+
+    `origins` is None where all bytes were first put as this version. Else it says which were not: `OriginRange`.
     """
 
     version: int
@@ -79,6 +81,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/reading.py
     hosts: tuple[bytes, ...] | None = None
     history: tuple[int, int] | None = None
+    origins: bytes | None = None
 
     @property
     def kind(self) -> Kind:
@@ -183,9 +186,9 @@ def checked(key: bytes, stored: bytes | memoryview, size: int | None = None) -> 
 
 # What a catalog has in place of a record that was damaged on the host that owned the key before. No checksum.
 DAMAGED_BEFORE = b"damaged"
-# msgpack's heads of arrays of that length: of records without their last two fields, without the last one, and whole
+# msgpack's heads of arrays of that length: of records without their last three fields, two, one, and whole
 _FOUR = b"\x94"  # of a segment's row
-_FIFTEEN, _SIXTEEN, _SEVENTEEN = b"\x9f", b"\xdc\x00\x10", b"\xdc\x00\x11"
+_FIFTEEN, _SIXTEEN, _SEVENTEEN, _EIGHTEEN = b"\x9f", b"\xdc\x00\x10", b"\xdc\x00\x11", b"\xdc\x00\x12"
 
 
 def _hash(key: bytes, body: bytes | memoryview) -> bytes:
@@ -198,20 +201,22 @@ def _hash(key: bytes, body: bytes | memoryview) -> bytes:
 def encode_record(key: bytes, record: Record) -> bytes | bytearray:
     """Encodes a record for its row.
 
-    Without `history`, and without `hosts`, it is what a store writes that never had either, byte for byte: an array
+    Without `origins`, `history` and `hosts`, it is what a store writes that never had any, byte for byte: an array
     without its last fields. A record with a large value is put together in place: each copy of 64 KiB is a tenth of
     its put.
     """
-    head, without = _SEVENTEEN, 0
-    if record.history is None:
-        head, without = (_FIFTEEN, 2) if record.hosts is None else (_SIXTEEN, 1)
+    head, without = _EIGHTEEN, 0
+    if record.origins is None:
+        head, without = _SEVENTEEN, 1
+        if record.history is None:
+            head, without = (_FIFTEEN, 3) if record.hosts is None else (_SIXTEEN, 2)
     if record.inline is None or len(record.inline) < LARGE_ROW:
         body = _encode(record)
         if without:
-            body = head + body[len(_SEVENTEEN) : -without]
+            body = head + body[len(_EIGHTEEN) : -without]
         return _digest(key + body) + body
     row = bytearray(_CHECKSUM)
-    start = _CHECKSUM + len(head) - len(_SEVENTEEN)  # the longer head begins where the checksum comes
+    start = _CHECKSUM + len(head) - len(_EIGHTEEN)  # the longer head begins where the checksum comes
     _encode_into(record, row, start)
     row[_CHECKSUM : _CHECKSUM + len(head)] = head
     if without:
@@ -262,7 +267,7 @@ class Replaced(NamedTuple):
     Attributes:
         segments: those that it had; with `record`, ask that.
         mutable: what kind it was, if it was mutable.
-        record: if it names other hosts, or has a history.
+        record: if it names other hosts, or has a history or origins.
     """
 
     segments: tuple[int, ...]
@@ -402,6 +407,42 @@ def _placed_in_order(extents: tuple[_ExtentT, ...]) -> tuple[_ExtentT, ...]:
 def end_of(extents: Sequence[Extent]) -> int:
     """Returns where the range of addresses ends that they take."""
     return extents[-1].base + extents[-1].size if extents else 0
+
+
+# --- origins ---------------------------------------------------------------------------------------------------------
+
+
+class OriginRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Bytes of a data section, and where they were first put. What has one origin is the same, whoever has it.
+
+    Attributes:
+        offset, nbytes: in the data section.
+        host, put_id: the put, by the id of its host.
+        at: the offset in the data section of that put.
+    """
+
+    offset: int
+    nbytes: int
+    host: bytes
+    put_id: int
+    at: int
+
+
+encode_origins = msgspec.msgpack.Encoder().encode
+_decode_origins = msgspec.msgpack.Decoder(tuple[OriginRange, ...]).decode
+
+
+def decode_origins(stored: bytes, nbytes: int) -> tuple[OriginRange, ...]:
+    """Decodes ranges of so many bytes. Raises CorruptionError unless they lie in these, one behind the other."""
+    try:
+        found, end = _decode_origins(stored), 0
+    except UNDECODABLE as error:
+        raise CorruptionError(f"what it says of the versions whose bytes it has can't be read: {error}") from None
+    for one in found:
+        if one.offset < end or min(one.nbytes, one.put_id) <= 0 or one.at < 0 or one.offset + one.nbytes > nbytes:
+            raise CorruptionError("what it says of the versions whose bytes it has lies where none of its bytes do")
+        end = one.offset + one.nbytes
+    return found
 
 
 # --- the description of a mutable entry ------------------------------------------------------------------------------

@@ -6,20 +6,24 @@ versions. A feature is something that older versions of memstore don't know; the
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
 import msgspec
 
 from memstore._wording import conflict, no_key
+from memstore.engine.catalog import tables
+from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segments import SealedSegment
 from memstore.engine.format.records import MUTABLE_MARK, MutableKind, Record, SegmentExtent
 from memstore.engine.root import folder
 from memstore.engine.root.folder import CLUSTER, DELTAS, HISTORY, MUTABLE, QUOTAS, SHARDED, Feature
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
-from memstore.errors import KeyNotFoundError, MutableEntryError, VersionConflictError
+from memstore.errors import CorruptionError, KeyNotFoundError, MutableEntryError, NotServedError, VersionConflictError
 
+_PAGE = 256  # keys
 SMALL = 1536  # bytes: a larger value needs pages of its own in the catalog, and goes into a segment if they are scarce
 
 
@@ -35,6 +39,7 @@ class Content(msgspec.Struct, frozen=True):
     adopted: bytes | None = None
     parts: bytes | None = None
     boxes: bytes | None = None
+    origins: bytes | None = None
 
     @property
     def is_mutable(self) -> bool:
@@ -102,6 +107,7 @@ def record_of(content: Content, segments: Sequence[SealedSegment], version: int,
         adopted=content.adopted,
         parts=content.parts,
         boxes=content.boxes,
+        origins=content.origins,
     )
 
 
@@ -190,8 +196,39 @@ def need_deltas(root: Root, deadline: float) -> None:
     _need(root, DELTAS, deadline)
 
 
+def deltas_here(root: Root) -> list[tuple[bytes, int]]:
+    """Returns the versions that share files, with their keys: present ones, and kept ones. A served store has none."""
+    settings = folder.read_settings(root.state)  # another process may have put the first one
+    if settings is None or DELTAS not in settings.features or CLUSTER in settings.features:
+        return []
+
+    def find(transaction: Transaction) -> list[tuple[bytes, int]]:
+        found: list[tuple[bytes, int]] = []
+        last: bytes | None = None
+        while keys := transaction.keys(b"", last, _PAGE):
+            for key in keys:
+                with contextlib.suppress(CorruptionError):  # whoever reads it is told
+                    record = transaction.record(key)
+                    if record is not None and record.is_delta:
+                        found.append((key, record.version))
+            last = keys[-1]
+        for kept in tables.kept_versions(transaction):
+            stored = transaction.row(tables.HISTORY, kept.name)
+            with contextlib.suppress(CorruptionError):
+                key, record = tables.read_version(kept.name, stored or b"")
+                if record.is_delta:
+                    found.append((key, record.version))
+        return found
+
+    root.catalog.open_optional()
+    return root.catalog.view(find)
+
+
 def need_cluster(root: Root, deadline: float) -> None:
-    """Lets the store be served to other hosts: it gets the tables for that. Raises NotAStoreError."""
+    """Lets the store be served to other hosts: it gets the tables for that.
+
+    Raises NotAStoreError; NotServedError if versions of keys share files: `contents.put_deltas_whole` ends that.
+    """
     if CLUSTER in root.settings.features and root.catalog.is_served:
         return
     root.member_id()  # raises, before anything is changed
@@ -202,6 +239,12 @@ def need_cluster(root: Root, deadline: float) -> None:
 def _need(root: Root, feature: Feature, deadline: float) -> None:
     def add() -> None:
         root.check_in_place()
+        if feature == CLUSTER and (left := deltas_here(root)):
+            key, version = left[0]
+            raise NotServedError(
+                f"{root.path} can't be served: versions share files, as version {version} of {key.decode()!r} "
+                "does: put that key without delta_of=, and with history=1 if the version is kept"
+            )
         root.settings = folder.add_feature(root.state, root.settings, feature)
 
     if feature not in root.settings.features:

@@ -40,6 +40,7 @@ more than before is always made, also above a limit that was lowered since.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -449,13 +450,25 @@ def _set_quota(root: Root, prefix: bytes, limit: int | None) -> QuotaRow | None:
 
 
 def used_by(transaction: Transaction, prefix: bytes) -> int:
-    """Counts what the keys with a prefix take. Raises CorruptionError."""
+    """Counts what the keys with a prefix take. A damaged record counts for nothing: a verify says so."""
     used, after = 0, None
     while keys := transaction.keys(prefix, after, 1024):
-        for key in keys:
-            record = transaction.record(key)
-            used += record.held_bytes if record is not None else 0
+        used += sum(_present_bytes(transaction, key) for key in keys)
         after = keys[-1]
-    kept = transaction.rows_with(tables.HISTORY, b"", 1 << 20)
-    records = [tables.read_version(name, stored) for name, stored in kept]
-    return used + sum(record.held_bytes for key, record in records if key.startswith(prefix))
+    for name, stored in transaction.rows_with(tables.HISTORY, b"", 1 << 20):
+        with contextlib.suppress(CorruptionError):
+            key, record = tables.read_version(name, stored)
+            used += record.held_bytes if key.startswith(prefix) else 0
+    return used
+
+
+def held_bytes(transaction: Transaction, key: bytes) -> int:
+    """Returns what a key takes: its present value, and the versions that are kept."""
+    return _present_bytes(transaction, key) + sum(one.nbytes for one in tables.kept_versions(transaction, key))
+
+
+def _present_bytes(transaction: Transaction, key: bytes) -> int:
+    with contextlib.suppress(CorruptionError):
+        record = transaction.record(key)
+        return record.held_bytes if record is not None else 0
+    return 0

@@ -76,7 +76,7 @@ from memstore.engine.protocols.change import (
     mutable_entry,
     record_of,
 )
-from memstore.engine.protocols.deltas import DeltaDraft, share
+from memstore.engine.protocols.deltas import BaseGone, DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
 from memstore.engine.protocols.history import charge, charges_of, keep_replaced, with_history
 from memstore.engine.protocols.recovery import mark_retired, say_gone
@@ -345,6 +345,8 @@ def publish(root: Root, changes: Sequence[Change], deadline: float) -> list[int]
         if root.host_lease[0]:
             root.check_lease()
         membership = 0 if root.owners.is_alone else root.owners.membership_for(keys, deadline)
+        if membership != 0 and any(change.shares for change in changes):  # it is served since it was compared
+            raise BaseGone
         try:
             if membership is None or (membership and root.owners.replicates(keys)):
                 versions = elsewhere_of(root).commit(changes, deadline)
@@ -515,7 +517,7 @@ def _write_changes(
     check_versions(changes, found)
     for change in changes:
         if change.shares:
-            share(transaction, change.shares)
+            share(root, transaction, change.shares)
     if counters.quotas:
         charge(transaction, charges_of(root, transaction, changes, found))
     versions = _assign_versions(changes, found, counters)

@@ -22,10 +22,10 @@ from typing import TypeVar
 
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segments import PreparedFile, SealedSegment, segment_path
-from memstore.engine.format.records import FILLING, LIVE, PREPARED, RETIRED, SegmentRow
+from memstore.engine.format.records import FILLING, LIVE, PREPARED, SegmentRow
 from memstore.engine.protocols.put import finish, go_live
 from memstore.engine.protocols.recovery import mark_gone
-from memstore.engine.protocols.reuse import NextFile, retire, unclaim
+from memstore.engine.protocols.reuse import NextFile, retire_row, unclaim
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
 from memstore.errors import MemstoreError, StoreFullError
@@ -95,12 +95,10 @@ class Effects:
         if row.state == FILLING:
             unclaim(self._transaction, self.counters, segment, row)
         elif row.state in (PREPARED, LIVE):
-            if row.state == LIVE:
-                self.counters.live -= row.nbytes
-            else:
+            if row.state == PREPARED:  # it counts as live one for a moment
                 self.counters.filling -= row.nbytes
-            self._transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-            retire(self._transaction, self.counters, segment, row.nbytes)
+                self.counters.live += row.nbytes
+            retire_row(self._transaction, self.counters, segment, row)
         self.retired.append(segment)
 
 
@@ -180,5 +178,9 @@ def _change_locked(
 
 
 def _prepared(root: Root, segment: int, row: SegmentRow) -> SealedSegment:
-    file = PreparedFile(segment_path(root.segments, segment), root.segments_fd)
+    spill = None if row.nbytes else root.storage.spill_folder()  # it was lent before, and moved
+    if spill is not None:
+        file = PreparedFile(segment_path(spill, segment))
+    else:
+        file = PreparedFile(segment_path(root.segments, segment), root.segments_fd)
     return SealedSegment(segment, row.put_id, row.nbytes, 0, row.nbytes, file)

@@ -23,6 +23,10 @@ value that is used again is in memory again, and there is nothing to move back. 
 
 A version that is replaced or deleted goes with its copy: its row goes to `held`, since no put can use that file, and
 the sweep behind the commit removes it (`remove_moved`).
+
+In a store of several hosts each host moves what lies there, whoever owns the keys: files that are lent, replicas, parts
+of sharded values. No record says so, and no other host is told: who sends a file finds it as a get does. What was
+fetched from other hosts doesn't move: it is dropped before (`sweep.py`), since it can be fetched again.
 """
 
 from __future__ import annotations
@@ -41,10 +45,10 @@ import msgspec
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
-from memstore.engine.files.mapping import LockFile, OwnedFile
+from memstore.engine.files.mapping import LockFile, Mapping, OwnedFile
 from memstore.engine.files.segments import ClaimedFile, erase_put_id, remove_file, segment_path
-from memstore.engine.format.headers import HEAD_SIZE
-from memstore.engine.format.records import LIVE, SegmentExtent, SegmentRow
+from memstore.engine.format.headers import HEAD_SIZE, header_size, may_be_mutable, read_header
+from memstore.engine.format.records import LIVE, SegmentExtent, SegmentRow, is_mutable
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.root.spill import MOVING
@@ -159,18 +163,10 @@ def _look_again_from_now(root: Root, left: list[_Candidate]) -> None:
                 os.utime(name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=root.segments_fd)
 
 
-def _extent_of(transaction: Transaction, segment: int, row: SegmentRow) -> SegmentExtent | None:
-    """Returns what a version says of a file; None if it holds rows that are written in place, or no version's bytes."""
-    present = transaction.record(row.key)
-    records = [] if present is None or present.is_mutable else [present]
-    for kept in tables.kept_versions(transaction, row.key):
-        record = tables.kept_record(transaction, row.key, kept.version)
-        records += [record] if record is not None else []
-    for record in records:
-        for extent in record.segments:
-            if (extent.segment, extent.put_id) == (segment, row.put_id):
-                return extent
-    return None
+def _is_copy(transaction: Transaction, segment: int, row: SegmentRow) -> bool:
+    """Returns whether a file is a copy of another host's value."""
+    copy = tables.kept_row(transaction, tables.COPIES, row.key)
+    return copy is not None and (segment, row.put_id) in copy.segments
 
 
 # --- the move --------------------------------------------------------------------------------------------------------
@@ -208,11 +204,30 @@ def _failed(root: Root, folder: str, error: OSError) -> StorageError:
     return StorageError(text, code=error.errno, path=folder)
 
 
-def _copy(root: Root, folder: str, one: _Candidate) -> bool:
-    """Takes step 3. Returns False if the value was replaced meanwhile. Raises OSError if the disk is full, or fails."""
-    extent = root.catalog.view(_extent_of, one.segment, one.row)
+def _map(root: Root, one: _Candidate) -> Mapping | None:
+    """Maps a file that may move. Returns None if it was replaced meanwhile, is written in place, or is a copy.
+
+    Its header says where its data begins: of what is lent, this host has no record.
+    """
+    if root.catalog.view(_is_copy, one.segment, one.row):
+        return None
+    path, size = segment_path(root.segments, one.segment), one.row.nbytes
     with root.guard:
-        mapping = None if extent is None else root.storage.map_segment(extent)
+        try:
+            with OwnedFile(path, os.O_RDONLY, dir_fd=root.segments_fd) as file:
+                start = header_size(syscalls.read_at(file.fd, HEAD_SIZE, 0), size)
+        except FileNotFoundError:
+            return None
+        mapping = root.storage.map_segment(SegmentExtent(one.segment, one.row.put_id, size, start))
+    if mapping is None:
+        return None
+    header = bytes(mapping.view()[:start])
+    return None if may_be_mutable(header) and is_mutable(read_header(header, size).description) else mapping
+
+
+def _copy(root: Root, folder: str, one: _Candidate) -> bool:
+    """Takes step 3. Returns False if the file stays: see `_map`. Raises OSError if the disk is full, or fails."""
+    mapping = _map(root, one)
     if mapping is None:
         return False
     moving, target = f"{folder}/{MOVING}", segment_path(folder, one.segment)

@@ -43,6 +43,7 @@ from memstore.engine.protocols.reuse import (
     is_leased,
     keep_file,
     retire,
+    retire_row,
     set_aside,
     unclaim,
 )
@@ -325,9 +326,7 @@ def _forget_some(transaction: Transaction) -> tuple[list[int], Counters]:
     counters, retired = transaction.counters(), list[int]()
     for key, stored in transaction.rows_with(tables.COPIES, b"", _DROPPED_A_HOLD):
         for segment, row in _rows_of(transaction, key, stored):
-            counters.live -= row.nbytes
-            transaction.put_segment(segment, SegmentRow(row.key, row.put_id, RETIRED, row.nbytes))
-            retire(transaction, counters, segment, row.nbytes)
+            retire_row(transaction, counters, segment, row)
             retired.append(segment)
         transaction.delete_row(tables.COPIES, key)
     counters.publications += 1

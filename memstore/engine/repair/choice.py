@@ -382,17 +382,18 @@ class Choice:
 
     def rows(self) -> dict[int, SegmentRow]:
         """Returns the rows of the segments that are kept."""
-        moved, named = self.moved(), dict[int, SegmentRow]()
+        moved, lent, named = self.moved(), self.membership.segments, dict[int, SegmentRow]()
         for key, record in [*self.entries.items(), *((key, one) for (key, _), one in self.replaced.items())]:
             for extent in self.here(record):
                 shared = named[extent.segment].shared + 1 if extent.segment in named else 0
                 size = 0 if extent.segment in moved else extent.size
                 named[extent.segment] = SegmentRow(key, extent.put_id, LIVE, size, shared)
-        return {**self.membership.segments, **named}
+        away = {one: msgspec.structs.replace(lent[one], nbytes=0) for one in lent if one in moved}
+        return {**lent, **away, **named}
 
     def moved(self) -> dict[int, int]:
         """Returns the sizes of the segments that are kept in the spill folder."""
-        spill, files = self.spill, [self.files[segment] for segment in self._used_here()]
+        spill, files = self.spill, [self.files[segment] for segment in self.used()]
         return {file.segment: file.size for file in files if spill and os.path.dirname(file.path) == spill}
 
     def quotas(self) -> dict[bytes, tables.QuotaRow]:

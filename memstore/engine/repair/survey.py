@@ -385,7 +385,7 @@ class _CatalogWalk:
 
     def _look_at_spilled(self, segment: int) -> None:
         row = self._transaction.segment(segment)
-        if row is None or row.state not in (LIVE, RETIRED) or (row.state == LIVE and row.nbytes):
+        if row is None or row.state == FILLING or (row.state != RETIRED and row.nbytes):
             self._damage("the catalog says that its file was moved, and its row says otherwise", None, segment)
 
     def _look_at_served(self, table: str, key: bytes, value: bytes) -> None:

@@ -71,7 +71,6 @@ _OF_ONE_HOST: dict[Feature, tuple[str, str]] = {
     ),
     QUOTAS: ("prefixes have quotas", "capacity= bounds what a host's part of it takes"),
     DELTAS: ("versions share files", "put without delta_of="),
-    SPILL: ("values move to a disk", "leave spill= out"),
 }
 
 GRACE = 60.0  # seconds
@@ -247,7 +246,7 @@ def add_feature(root: str, settings: Settings, feature: Feature, spill: str | No
     if present is None or present.store != settings.store:
         raise NotAStoreError(f"{root} is another store now, or none: open it again")
     check_one_host(root, present, feature)
-    of_one_host = [_OF_ONE_HOST[one][0] for one in present.features if one in _OF_ONE_HOST]
+    of_one_host = [_OF_ONE_HOST[one][0] for one in present.features if one in _OF_ONE_HOST and one != DELTAS]
     if feature == CLUSTER and of_one_host:
         raise NotServedError(
             f"{root} can't be served, since {' and '.join(of_one_host)} in a store of one host only, as this one has "

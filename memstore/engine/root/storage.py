@@ -308,9 +308,14 @@ class LocalFiles(StorageDriver):
         if self.fd < 0:
             raise self.closed_error()
         path, keep_open = segment_path(self.path, extent.segment), self.keeps_open
-        return map_segment(
+        found = map_segment(
             path, extent, store=self.store, dir_fd=self.fd, live=live, keep_open=keep_open, shared=writable
         )
+        if found is None and not writable and (folder := self.spill_folder()) is not None:
+            path = segment_path(folder, extent.segment)
+            keep_open = keep_open or mappings_lose_locks(folder)
+            return map_segment(path, extent, store=self.store, live=live, keep_open=keep_open)
+        return found
 
     def map_beside(self, extents: Sequence[SegmentExtent], size: int) -> Mapping | None:
         return self._map_all(extents, size, live=False)

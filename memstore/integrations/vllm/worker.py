@@ -2,13 +2,14 @@
 
 An update has vLLM's phases, which the worker is told by its process group, and all ranks alike:
 
-1. `start_weight_update` begins a layerwise reload: layers become tensors without memory, and loaders wait.
+1. `start_weight_update` begins a reload (`begin_reload`): most layers stay as they are. Others, whose kernels want the
+   weights in another form, become tensors without memory, and their loaders wait.
 2. `update_weights` is told a round (`weights.Round`) by its numbers. It maps the round's tensors, and hands lazy leaves
-   to the model's `load_weights`: a rank of tensor parallelism reads the bytes of its slices only. A layer that is
-   complete is copied into the memory that it had.
-3. `finish_weight_update` ends the reload. Layers of which nothing came have what they had.
+   to the model's `load_weights`: a rank of tensor parallelism reads the bytes of its slices only. They are copied to
+   where the model has them; those of another form once their layer is complete.
+3. `finish_weight_update` ends the reload. Tensors of which nothing came have what they had.
 
-A round that isn't there any more is an error before anything is copied. An error within the copies leaves layers of two
+A round that isn't there any more is an error before anything is copied. An error within the copies leaves tensors of two
 versions, which `version` tells as None until an update has gone well.
 
 A worker that knows its place by the environment takes the newest round when it is made: rank 0 says which.
@@ -33,9 +34,17 @@ from vllm.distributed.weight_transfer.base import (
     layerwise_groups,
 )
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
+from vllm.model_executor.model_loader.reload.types import LayerReloadingInfo
+from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
+from vllm.platforms import current_platform
 
 from memstore.errors import MemstoreError, NotAStoreError, PermissionDeniedError, ReadOnlyError
 from memstore.integrations.vllm.weights import Round, Staging, TakenWeights, WeightsPlace, keeping, take_round
@@ -114,8 +123,8 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
         self._opened()
 
     def start_weight_update(self) -> None:
-        """Begins a layerwise reload."""
-        initialize_layerwise_reload(self.model)
+        """Begins a reload."""
+        begin_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Loads a round. The base class's waits for an accelerator, also where there is none."""
@@ -143,7 +152,7 @@ class MemstoreWorker(WeightTransferEngine[MemstoreInitInfo, MemstoreUpdateInfo])
         finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
-        """Ends the layerwise reload."""
+        """Ends the reload."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
@@ -257,6 +266,49 @@ def _in_order(tensors: Mapping[str, torch.Tensor], chosen: Iterable[str]) -> Ite
         for name in group:
             if name in wanted:
                 yield name, tensors[name]
+
+
+# --- Reloads ---------------------------------------------------------------------------------------------------------
+# vLLM's layerwise reload loads a layer into new memory, makes of it what the layer's kernels take, and copies that to
+# where the layer was: two copies, and the faults of the new memory. Most layers' kernels take what was loaded. Their own
+# loaders fill them where they are, as when the model was made.
+
+
+_AS_LOADED = frozenset({UnquantizedLinearMethod, UnquantizedEmbeddingMethod})  # where the platform doesn't pack them
+
+
+def begin_reload(model: torch.nn.Module) -> None:
+    """Begins vLLM's layerwise reload of all layers but those that are filled in place."""
+    in_place = [info for layer in model.modules() if is_filled_in_place(layer, info := get_layerwise_info(layer))]
+    for info in in_place:
+        info.load_numel_total = 0  # as of a layer whose reload has begun, which vLLM passes over
+    initialize_layerwise_reload(model)
+    for info in in_place:
+        info.reset()
+
+
+def is_filled_in_place(layer: torch.nn.Module, info: LayerReloadingInfo) -> bool:
+    """Returns whether a layer has its tensors as they were loaded: its kernels want no other form of them."""
+    if info.can_load() or is_deferred_attention_layer(layer):
+        return False
+    method = getattr(layer, "quant_method", None)
+    if isinstance(method, QuantizeMethodBase):
+        is_packed = current_platform.is_cpu() or current_platform.is_rocm() or current_platform.is_xpu()
+        if is_packed or type(method) not in _AS_LOADED:
+            return False
+    return all(
+        now.keys() - SKIP_TENSORS == loaded.keys() and all(_is_as_loaded(now[name], loaded[name]) for name in loaded)
+        for now, loaded in zip(get_layer_params_buffers(layer), info.restore_metadata, strict=True)
+    )
+
+
+def _is_as_loaded(now: torch.Tensor, loaded: torch.Tensor) -> bool:
+    """Compares a tensor with what vLLM has recorded of it before anything was loaded: its loader, too."""
+    return (
+        type(now) is type(loaded)
+        and (now.dtype, now.shape, now.stride()) == (loaded.dtype, loaded.shape, loaded.stride())
+        and vars(now).keys() >= vars(loaded).keys()
+    )
 
 
 def place_of_environment(environment: Mapping[str, str]) -> WeightsPlace | None:

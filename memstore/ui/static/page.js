@@ -85,9 +85,9 @@ function drawTiles(state) {
   curve = curve.slice(-KEPT);
   const capacity = stats.capacity === null ? "no capacity set" : `of ${size(stats.capacity)}`;
   const tiles = [
-    ["keys", count(stats.keys), null],
+    ["keys", count(stats.keys), `${count(state.versions)} versions so far`],
     ["puts a second", rate(state.puts_rate), spark(curve)],
-    ["versions", count(state.versions), null],
+    ["gets a second", rate(state.gets_rate), state.gets_rate === null ? "gets leave no trace: not counted" : "of the process that serves this page"],
     ["live", size(stats.live_bytes), capacity],
     ["replaced, kept for puts", size(stats.reusable_bytes), null],
     ["replaced, still held", size(stats.pinned_bytes), stats.pinned_by.length ? `by pid ${stats.pinned_by.join(", ")}` : null],
@@ -131,7 +131,7 @@ function drawKeys(state) {
     while (row.cells.length > 1) row.deleteCell(-1);
     const where = one.kind === one.type || one.kind === "segment" ? null : make("span", { class: "kind" }, `, ${one.kind}`);
     row.append(
-      cell("", make("span", {}, one.type, where)), number("size", size(one.nbytes)), number("version", count(one.version)),
+      cell("", make("span", {}, one.type, where), "type"), number("size", size(one.nbytes)), number("version", count(one.version)),
       number("age", since(one.created)), number("changes/s", one.rate ? `≥ ${rate(one.rate)}` : rate(one.rate)));
     if (seen !== one.version) versions.set(one.key, one.version);
     return row;

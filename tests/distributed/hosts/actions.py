@@ -437,3 +437,32 @@ def put_again_and_again(channel: Connection, root: str, nbytes: int) -> None:
             if not number:
                 channel.send(None)
             number += 1
+
+
+# --- deltas -----------------------------------------------------------------------------------------------------------
+
+LEAVES, MODEL = 50, 50 * 4 * (40 << 10)  # of a value, and its bytes
+
+
+def model(changed: int, value: float) -> dict[str, torch.Tensor]:
+    """Leaves of which the first so many have this value."""
+    size = MODEL // LEAVES // 4
+    return {f"layer.{i}": torch.full((size,), value if i < changed else float(i)) for i in range(LEAVES)}
+
+
+def put_small(store: memstore.Store, key: str) -> None:
+    """Puts the first key of its group, which this host owns from then on."""
+    store.put(key, 1, timeout=LONGEST)
+
+
+def put_model(store: memstore.Store, key: str, changed: int, value: float, is_delta: bool = False) -> None:
+    store.put(key, model(changed, value), delta_of=is_delta, timeout=LONGEST)
+
+
+def check_model(store: memstore.Store, key: str, changed: int, value: float) -> None:
+    found, expected = store.get(key, timeout=LONGEST), model(changed, value)
+    assert list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def collect(store: memstore.Store) -> None:
+    store.gc()

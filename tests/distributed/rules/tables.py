@@ -124,6 +124,9 @@ class SimTables:
     def delete_record(self, key: bytes) -> None:
         self.records.pop(key, None)
 
+    def hold_to_quotas(self, keys: Sequence[bytes]) -> None:
+        """Does nothing: tests of quotas are over real catalogs."""
+
     def page(self, after: bytes, limit: int, prefix: bytes = b"") -> list[tuple[bytes, Entry | None]]:
         keys = sorted(key for key in {*self.records, *self.damaged} if key.startswith(prefix))
         first = bisect.bisect_right(keys, after)

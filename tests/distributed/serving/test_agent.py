@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import memstore
 from memstore.distributed.rules.messages import Open, Opened
@@ -268,3 +269,21 @@ def test_a_lock_with_any_content_can_be_read(scratch: str, content: bytes) -> No
     lock = AgentLock(scratch)
     assert lock.read() == Note("", 0)
     lock.close()
+
+
+@pytest.mark.full
+def test_a_store_that_has_deltas_is_served(agents: Agents) -> None:
+    """They are put whole first. Who has had it open since before puts no other that shares files."""
+    root = f"{agents.folder}/a"
+    model = {f"layer.{i}": torch.full((1 << 16,), float(i)) for i in range(10)}
+    with memstore.open(root) as store:
+        store.put("model", model)
+        store.put("model", {**model, "layer.3": model["layer.3"] + 1}, delta_of=True)
+        assert len(store.info("model").files) == 2
+        agent = agents.serve("a")
+        for found in (store.get("model"), memstore.open(agent.root).get("model")):
+            assert float(found["layer.3"][7]) == 4 and torch.equal(found["layer.9"], model["layer.9"])
+        assert len(store.info("model").files) == 1
+        store.put("model", model, delta_of=True)
+        assert len(store.info("model").files) == 1 and torch.equal(store.get("model")["layer.3"], model["layer.3"])
+        assert store.verify().ok

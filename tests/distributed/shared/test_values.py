@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -162,3 +163,9 @@ def test_verify_and_gc_look_at_this_hosts_files(pair: Pair) -> None:
         store.gc()
         report = store.verify()
         assert report.ok, report
+
+
+def test_its_values_move_to_no_other_disk(pair: Pair, tmp_path: Path) -> None:
+    with pair.on(0), pytest.raises(memstore.CrossHostError, match="storage that hosts share"):
+        memstore.open(pair.root, spill=tmp_path / "disk")
+    assert not (tmp_path / "disk").exists()

@@ -242,6 +242,25 @@ def test_a_file_that_is_used_again_has_its_pages_moved_once_they_are_cheap(
     assert (store.get("key") == 9).all()
 
 
+def test_a_file_that_a_process_fills_again_and_again_has_them_moved_a_part_at_a_time(
+    store: memstore.Store, kernel: Kernel, clock: Clock
+) -> None:
+    kernel.huge = SLOW
+    for number in range(4):  # two files take turns, and this process keeps their mappings
+        store.put("key", of_size(16 * MIB, number))
+    assert kernel.asked == [EXTENT]
+    kernel.huge = FAST
+    clock.now += 60.0
+    asked: list[int] = []
+    for number in range(12):
+        before = len(kernel.asked)
+        store.put("key", of_size(16 * MIB, number))
+        assert (store.get("key") == number).all()
+        asked.append(sum(kernel.asked[before:]))
+    assert max(asked) == COLLAPSE_STEP and sum(asked) == 2 * 16 * MIB
+    assert not any(asked[-2:]), "what was looked at is huge, and isn't looked at again"
+
+
 def put_some(store: memstore.Store) -> None:
     for number in range(4):
         store.put("key", of_size(8 * MIB, number))

@@ -45,15 +45,30 @@ def test_a_record_comes_back(key: bytes, record: Record) -> None:
     assert decode_record(key, memoryview(encode_record(key, record))) == record
 
 
-@given(keys, records, st.integers(0, 9000), st.none() | st.just((b"1" * 16,)), st.none() | st.just((3, 0)))
+@given(
+    keys,
+    records,
+    st.integers(0, 9000),
+    st.none() | st.just((b"1" * 16,)),
+    st.none() | st.just((3, 0)),
+    st.none() | st.just(b"origins"),
+)
 def test_a_large_record_is_written_as_a_small_one(
-    key: bytes, record: Record, nbytes: int, hosts: tuple[bytes, ...] | None, history: tuple[int, int] | None
+    key: bytes,
+    record: Record,
+    nbytes: int,
+    hosts: tuple[bytes, ...] | None,
+    history: tuple[int, int] | None,
+    origins: bytes | None,
 ) -> None:
-    """It is put together in place, and the bytes are the same: an array of 15 fields, of 16 with hosts, or of 17."""
-    record = msgspec.structs.replace(record, inline=bytes(nbytes), hosts=hosts, history=history)
+    """It is put together in place, and the bytes are the same: an array of 15 to 18 fields, without the last that are
+    None."""
+    record = msgspec.structs.replace(record, inline=bytes(nbytes), hosts=hosts, history=history, origins=origins)
     body = msgspec.msgpack.encode(record)
-    if history is None:
-        body = b"\x9f" + body[3:-2] if hosts is None else b"\xdc\x00\x10" + body[3:-1]
+    lacking = 0 if origins else 1 if history else 2 if hosts else 3
+    if lacking:
+        head = b"\x9f" if lacking == 3 else b"\xdc\x00" + bytes([18 - lacking])
+        body = head + body[3:-lacking]
     assert encode_record(key, record) == xxhash.xxh3_64_digest(key + body) + body
     assert decode_record(key, bytes(encode_record(key, record))) == record
 

@@ -223,6 +223,19 @@ class Offline:
         return getattr(self._mixin, name)
 
 
+class Actor(Engine):
+    """As an `AsyncLLM` that is an actor of Ray: a worker in a process of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(worker())
+
+    async def update_weight_version(self, version: str) -> None:
+        self.weight_version = version
+
+    async def has(self) -> tuple[set[float], str | None]:
+        return everywhere(self.workers[0].model_runner.get_model()), self.weight_version
+
+
 @contextmanager
 def served(engine: Engine) -> Iterator[str]:
     """Serves vLLM's own routes of weight updates, and gives the address."""

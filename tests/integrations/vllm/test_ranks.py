@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 
 import memstore
-from tests.integrations.vllm.engines import Trained
+from tests.benchmarks.peers.ray_objects import start_ray
+from tests.integrations.vllm.engines import Actor, Trained
+
+from vllm.distributed.weight_transfer import ModuleSource, RayVLLMWeightSyncClient  # isort: skip
+
+from memstore.integrations.vllm import MemstoreTrainer, MemstoreTrainerInitInfo
+from memstore.integrations.vllm.weights import Round
 
 PATIENCE = 500.0  # seconds: vLLM takes ten of them to import on an idle machine, and minutes on a busy one
 
@@ -76,3 +82,23 @@ def test_ranks_of_a_trainer_put_their_own_shards(root: str) -> None:
     assert base == first and changed > first
     assert found[0]["told"] == ["init", "start", first, str(first), "start", first, f"{first}.{changed}"]
     assert all(one["told"] == [] for one in found[1:])
+
+
+@pytest.mark.timeout(900)
+def test_actors_of_ray_have_what_a_trainer_sends(root: str) -> None:
+    ray = pytest.importorskip("ray")
+    start_ray()
+    try:
+        client = RayVLLMWeightSyncClient([ray.remote(Actor).options(num_cpus=0).remote() for _ in range(2)])
+        info = MemstoreTrainerInitInfo(root, key="policy", rank=0)
+        model = Trained(3.0)
+        sender = MemstoreTrainer.trainer_init(info, client=client, source=ModuleSource(model))
+        sender.send_weights()
+        ray.kill(client.handles.pop())  # a server that dies, and comes back
+        client.handles.append(ray.remote(Actor).options(num_cpus=0).remote())
+        model.fill(4.0)
+        assert sender.send_weights() == Round(2)
+        assert ray.get([one.has.remote() for one in client.handles]) == [({4.0}, "2")] * 2
+        sender.shutdown()
+    finally:
+        ray.shutdown()

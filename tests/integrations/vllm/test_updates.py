@@ -21,6 +21,7 @@ from vllm.distributed.weight_transfer import (  # isort: skip
     WeightTransferEngineFactory,
     WeightTransferTrainerFactory,
 )
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod  # isort: skip
 
 from memstore.integrations.vllm import (
     LocalClient,
@@ -93,7 +94,8 @@ def test_a_session_that_a_dead_trainer_left_open_is_ended(root: str) -> None:
         first = trainer(root, model, client)
         first.put_weights()
         client.start_weight_update()  # and is killed
-        assert all(parameter.is_meta for parameter in llm_model(one).layers.parameters())
+        with pytest.raises(Exception, match="500"):
+            client.start_weight_update()
         model.fill(2.0)
         second = trainer(root, model, client)
         assert second.send_weights() == Round(2)
@@ -218,7 +220,34 @@ def test_a_version_that_is_gone_leaves_the_model_as_it_was(root: str) -> None:
     one.weight_transfer_engine.shutdown()
 
 
-def test_weights_of_another_shape_leave_whole_layers(root: str) -> None:
+def test_layers_are_filled_where_they_are_unless_their_kernels_want_another_form(root: str) -> None:
+    one, model = worker(), Trained()
+    there = llm_model(one)
+    there.layers[1].down.quant_method = Doubled()
+    sender = trainer(root, model, LocalClient(Offline(one)))
+    memory = {name: parameter.data_ptr() for name, parameter in there.named_parameters()}
+    one.start_weight_update()
+    assert [name for name, parameter in there.named_parameters() if parameter.is_meta] == ["layers.1.down.weight"]
+    one.finish_weight_update()
+    for number in (3.0, 5.0):
+        model.fill(number)
+        sender.send_weights()
+        assert {name: parameter.data_ptr() for name, parameter in there.named_parameters()} == memory
+        assert there.layers[1].down.weight.unique().tolist() == [2 * number]
+        assert numbers(there).pop("layers.1") == {number, 2 * number}
+        assert numbers(there)["layers.0"] == numbers(there)["layers.2"] == numbers(there)["norm"] == {number}
+    sender.shutdown()
+    one.weight_transfer_engine.shutdown()
+
+
+class Doubled(UnquantizedLinearMethod):
+    """Makes another form of the weights, as quantised layers do."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.weight = torch.nn.Parameter(layer.weight.data * 2, requires_grad=False)
+
+
+def test_weights_of_another_shape_are_told(root: str) -> None:
     one, model = worker(), Trained(1.0)
     sender = trainer(root, model, LocalClient(Offline(one)))
     sender.send_weights()
@@ -230,9 +259,8 @@ def test_weights_of_another_shape_leave_whole_layers(root: str) -> None:
     with pytest.raises((AssertionError, RuntimeError)):
         one.update_weights({"version": 2})
     assert not any(parameter.is_meta for parameter in llm_model(one).parameters())
-    assert all(len(found) == 1 for name, found in numbers(llm_model(one)).items() if name == "layers.2")
-    assert numbers(llm_model(one))["layers.2"] == {1.0}
-    assert one.weight_transfer_engine.version is None, "layers of two versions"
+    assert numbers(llm_model(one))["layers.0"] == {2.0} and numbers(llm_model(one))["layers.2"] == {1.0}
+    assert one.weight_transfer_engine.version is None, "tensors of two versions"
     sender.send_weights()
     assert everywhere(llm_model(one)) == {1.0}
     sender.shutdown()
