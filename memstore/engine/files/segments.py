@@ -441,7 +441,7 @@ class SegmentWriter:
             elif on_tmpfs:
                 self._huge = move_to_huge(self._address, self.size)
         elif on_tmpfs and not is_small and self.size - self._huge >= syscalls.HUGE_PAGE:
-            # Pages that are small because huge ones cost more when the file was new. Readers take twice as long for them.
+            # Small pages, because huge ones cost more when the file was new. Readers take twice as long for them.
             most = max(self.size // _MOVED_A_PUT, COLLAPSE_STEP)
             self._huge += move_to_huge(self._address + self._huge, min(most, self.size - self._huge))
         self.is_whole = True
