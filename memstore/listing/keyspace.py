@@ -480,8 +480,11 @@ class Keyspace:
         self.close()
 
     def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _title(self) -> str:
         state = "closed" if self._root is None else f"mode {self._asked!r}"
-        return f"<memstore.{type(self).__name__} {self.root} ({state})>"
+        return f"memstore.{type(self).__name__} {self.root} ({state})"
 
     def __iter__(self) -> Iterator[str]:
         """Iterates over all keys, sorted by their UTF-8 bytes, as `keys()`."""

@@ -398,9 +398,13 @@ def close_kept_file(root: Root) -> None:
     except (OSError, MemstoreError) as error:
         log.debug("%s: the file that was kept for the next put is left to the next sweep: %s", root.path, str(error))
     finally:
-        kept, root.next_put.file = root.next_put.file, None
-        if kept is not None:  # the mutex was not free
-            _unlock_and_close(kept.file)
+        _forget_kept_file(root)
+
+
+def _forget_kept_file(root: Root) -> None:
+    kept, root.next_put.file = root.next_put.file, None
+    if kept is not None:  # the mutex was not free
+        _unlock_and_close(kept.file)
 
 
 def _unlock_and_close(file: ClaimedFile) -> None:
