@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from memstore.datasets import Dataset, Spec
     from memstore.store.models import ModelLoad, PreparedLoad
     from memstore.store.sharded import PendingPut
-    from memstore.store.values import GetOptions
+    from memstore.store.values import GetOptions, ShardedPutOptions
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -648,51 +648,15 @@ class Store(Keyspace):
 
     @overload
     def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: Literal[True] = True,
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: Literal[True] = True, **options: Unpack[ShardedPutOptions]
     ) -> int: ...
     @overload
     def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: Literal[False],
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: Literal[False], **options: Unpack[ShardedPutOptions]
     ) -> PendingPut: ...
     @overload
     def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: bool = True,
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: bool, **options: Unpack[ShardedPutOptions]
     ) -> int | PendingPut: ...
     def put_sharded(
         self,

@@ -126,6 +126,19 @@ class GetOptions(TypedDict, total=False):
     timeout: float | None
 
 
+class ShardedPutOptions(TypedDict, total=False):
+    """The options of `Store.put_sharded` beside `wait`, for type checkers."""
+
+    attempt: str | None
+    rank: int | None
+    world_size: int | None
+    process_group: Any
+    dtype: torch.dtype | None
+    expect_version: int | None
+    lease: float
+    timeout: float | None
+
+
 def checked(key: str, value: Any, as_type: Any) -> Any:
     """Returns a value that is of a type. Of a type with arguments, such as `dict[str, Tensor]`, the class is looked at;
     of a TypedDict, whether there are the keys that it requires.

@@ -17,7 +17,7 @@ Of keys with a history, and of pins (`protocols/history.py`). Their names begin 
 
     history    blake2b-128 of the key | version (8 bytes) | bytes that it takes (8) -> key and record: a version that
                was replaced, and stays readable
-    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/quotas.py`)
+    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/history.py`)
     spilled    segment (8 bytes) -> bytes of its file (8): it lies in the spill folder (`protocols/spill.py`)
     pins       blake2b-128 of the key | version (8 bytes) | number of the pin (8) -> key, and who holds the pin
 
@@ -569,7 +569,7 @@ _decode_outcome = msgspec.msgpack.Decoder(AttemptOutcome).decode
 
 
 def put_part(transaction: Transaction, part: PendingPart, content: bytes) -> None:
-    """`content` is opaque here: see memstore/contents/parts.py."""
+    """`content` is opaque here: see memstore/contents/reading.py."""
     name = _row_name_of(part)
     transaction.put_row(PENDING, name, with_checksum(name, _encode(part)))
     transaction.put_row(CONTENTS, name, with_checksum(name, content))

@@ -77,8 +77,7 @@ from memstore.engine.protocols.change import (
 )
 from memstore.engine.protocols.deltas import BaseGone, DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
-from memstore.engine.protocols.history import keep_replaced, with_history
-from memstore.engine.protocols.quotas import charge, charges_of
+from memstore.engine.protocols.history import charge, charges_of, keep_replaced, with_history
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
     ReplacedFile,
@@ -90,8 +89,7 @@ from memstore.engine.protocols.reuse import (
     segments_here,
     take_kept_file,
 )
-from memstore.engine.protocols.room import clean_up, drop_segment, retry_after_sweep
-from memstore.engine.protocols.sweep import needs_sweep, sweep_some
+from memstore.engine.protocols.sweep import clean_up, drop_segment, needs_sweep, retry_after_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
