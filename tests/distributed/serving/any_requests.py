@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 from msgspec import inspect
 
-from memstore.distributed.rules.messages import Replicate
+from memstore.distributed.rules.messages import Lookup, Replicate
 
 _MOST_ITEMS, _MOST_BYTES = 4, 64
 _LONGEST_WAIT = 20  # milliseconds: no test waits for longer
@@ -36,7 +36,9 @@ def _values(kind: inspect.Type, known: Known) -> st.SearchStrategy[Any]:
         case inspect.StructType():
             fields = {field.name: _field(field, known) for field in kind.fields}
             if kind.cls is Replicate:  # as many versions as keys, or none
-                return st.fixed_dictionaries(fields).map(_replicate)
+                return st.fixed_dictionaries(fields).map(lambda found: _fitting(Replicate, found, "kept", "rows"))
+            if kind.cls is Lookup:
+                return st.fixed_dictionaries(fields).map(lambda found: _fitting(Lookup, found, "versions", "keys"))
             return st.builds(kind.cls, **fields)
         case inspect.UnionType():
             return st.one_of([_values(one, known) for one in kind.types])
@@ -59,9 +61,9 @@ def _values(kind: inspect.Type, known: Known) -> st.SearchStrategy[Any]:
             raise TypeError(f"no values of {kind}")
 
 
-def _replicate(fields: dict[str, Any]) -> Replicate:
-    kept = (fields["kept"] * len(fields["rows"]))[: len(fields["rows"])]
-    return Replicate(**fields | {"kept": kept})
+def _fitting(kind: type[Any], fields: dict[str, Any], some: str, others: str) -> Any:
+    count = len(fields[others])
+    return kind(**fields | {some: (fields[some] * count)[:count]})
 
 
 def _field(field: inspect.Field, known: Known) -> st.SearchStrategy[Any]:
