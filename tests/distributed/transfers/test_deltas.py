@@ -212,6 +212,7 @@ def test_a_record_that_names_bytes_beyond_its_own_is_damaged(hosts: Hosts) -> No
 # --- relays -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_what_was_fetched_in_part_is_passed_on(five: Cluster) -> None:
     """To hosts that have the base, and to one that has not."""
     size = LARGE
