@@ -147,3 +147,21 @@ def test_versions_that_were_replaced_count_and_go_before_a_put_is_refused(homes:
     for store in homes.stores:
         assert store.verify().ok
     assert not homes.homes[0].failed
+
+
+def test_versions_that_are_kept_count_wherever_the_group_goes(homes: Cluster, prefix: str) -> None:
+    here, there = homes.stores
+    one = bytes_of(here, prefix.replace("/a/", "/other"))
+    for store in homes.stores:
+        for _ in range(3):
+            store.put(f"{prefix}h", VALUE, history=3)
+    assert used(homes)[0] == 3 * one
+    for number in range(ROOM - 3):
+        there.put(f"{prefix}{number}", VALUE)
+    here.put(f"{prefix}more", VALUE)  # an earlier version goes
+    assert here.quotas()[0].used <= ROOM * one and len(here.versions(f"{prefix}h")) == 2
+    before = here.quotas()[0].used
+    hand_over(homes, f"{prefix}0", 1)
+    assert torch.equal(there.get(f"{prefix}h"), VALUE) and there.quotas()[0].used == before
+    here.delete(f"{prefix}h")
+    assert there.quotas()[0].used == (ROOM - 2) * one
