@@ -23,7 +23,7 @@ For who works on memstore, the layers; each imports only what stands above it:
     formats/              external files, served in place and written
     listing/              an opened store without its values, and what is told of them. No torch
     store/                Store and open: what a user calls
-    dataloader/           stored rows for torch's DataLoader
+    dataloader            stored rows for torch's DataLoader
     datasets/             rows that all processes read and write in place
     replay/               the same round and round, sampled meanwhile
     snapshot/             state dicts, saved in files and restored, by one process or many ranks
@@ -33,7 +33,7 @@ For who works on memstore, the layers; each imports only what stands above it:
     integrations/         interfaces of other libraries: TorchRL's storages, TorchStore's calls, DCP's storage
     checkpoints/          the checkpoints of a run: saved, kept by rules, found again
     distributed/          one store across hosts: its rules
-    metrics/, ui/         figures of a store and of calls; the page that shows them
+    metrics, ui/          figures of a store and of calls; the page that shows them
     cli/                  the command line
 
 Nothing heavy is imported before a name needs it: `import memstore` loads neither torch nor the catalog. `memstore.open`

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import memstore
 from memstore.contents import box_table
-from memstore.contents.parts import encode_boxes
+from memstore.contents.reading import encode_boxes
 from memstore.engine import Record
 from memstore.engine.format.records import encode_record
 from memstore.sharding import Box, Boxes, StoredBox, narrow_to, whole

@@ -36,7 +36,6 @@ DOORS = {
         "formats",
         "listing",
         "replay",
-        "rows",
         "sharding",
         "snapshot",
         "structure",

@@ -32,7 +32,6 @@ LAYERS = (
     ("_compat", "_wording", "_telling"),
     ("_modes", "_arguments", "_ranks"),
     ("_info",),
-    ("_progress",),
     ("engine",),
     ("distributed",),
     ("sharding",),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
     from memstore.distributed.serving import Cluster
-    from memstore.store.values import GetOptions
+    from memstore.store.values import GetOptions, ShardedPutOptions
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -475,51 +475,15 @@ class AsyncStore(Awaits[Store]):
 
     @overload
     async def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: Literal[True] = True,
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: Literal[True] = True, **options: Unpack[ShardedPutOptions]
     ) -> int: ...
     @overload
     async def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: Literal[False],
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: Literal[False], **options: Unpack[ShardedPutOptions]
     ) -> AsyncPendingPut: ...
     @overload
     async def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: bool = True,
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: bool, **options: Unpack[ShardedPutOptions]
     ) -> int | AsyncPendingPut: ...
     @called_as(Store.put_sharded)
     async def put_sharded(self, key: str, value: Any, *, wait: bool = True, **options: Any) -> int | AsyncPendingPut:

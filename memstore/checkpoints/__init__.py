@@ -6,11 +6,10 @@
 
 For who works on it, the files:
 
-manager       CheckpointManager: the steps of a save and of a restore, on all ranks; signals
+manager       CheckpointManager: the steps of a save and of a restore, on all ranks; signals; steps that are snapshots
 folders       steps as folders: their names and records, which are whole, which stay, how one is removed. No torch
 buckets       steps in a bucket, the same; which of the two a root is
-backends      what writes a step: snapshots
-dcp           checkpoints of torch.distributed.checkpoint
+dcp           steps that are checkpoints of torch.distributed.checkpoint
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from memstore.checkpoints.backends import PendingSave
 from memstore.errors import MemstoreError, StoreTimeoutError, UnsupportedValueError
 from memstore.integrations import dcp
 from memstore.integrations.dcp.calls import async_save_to_tiers
@@ -55,7 +54,7 @@ class DcpBackend:
             with _tier_of(path, paths):
                 dcp.save(state, storage_writer=writer)
 
-    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> _PendingDcp:
         base = LATEST if increment else None
         try:
             found = async_save_to_tiers(_state_dicts(app_state), paths, base=base, options=self._options_of)

@@ -9,6 +9,9 @@ step 80 and saved step 90 continues from that one, though an earlier step 100 is
 A signal (`save_on_signal`) is noted by its handler, and answered by the next `save` of all ranks. With several ranks,
 each call of `save` looks whether a rank has announced at which step all stop. A rank announces the step after its own:
 whoever is further than that has not waited for this rank in its collectives.
+
+A backend writes the files of a step: `SnapshotBackend` here, or that of `dcp.py`, which needs more of torch, and so is
+imported when it is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 import torch
@@ -33,7 +36,6 @@ from memstore._arguments import flag, whole_number
 from memstore._ranks import RankStore
 from memstore._threads import between_forks
 from memstore._wording import an, first_of
-from memstore.checkpoints.backends import BackendOptions, CheckpointBackend, PendingSave, SnapshotBackend
 from memstore.checkpoints.buckets import steps_at
 from memstore.checkpoints.folders import (
     MOST_STEPS,
@@ -51,11 +53,77 @@ from memstore.engine import deadline_after
 from memstore.errors import MemstoreError, NoSnapshotError, StoreClosedError, StoreTimeoutError
 from memstore.snapshot import AppState, Snapshot, load_manifest
 from memstore.snapshot.buckets import OF_ALL, bucket_options, is_url
+from memstore.snapshot.increments import LATEST
 from memstore.snapshot.manifest import tiers_of
 from memstore.snapshot.ranks import TIMEOUT, RankGroup
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+# --- Backends --------------------------------------------------------------------------------------------------------
+
+
+class BackendOptions(NamedTuple):
+    """The options of all backends.
+
+    Attributes:
+        replicated: as of `Snapshot.take`.
+        storage: `storage_options` as of `Snapshot`.
+    """
+
+    replicated: Sequence[str] | None
+    storage: Mapping[str, Any]
+
+    @property
+    def allow_pickle(self) -> bool:
+        return bool(self.storage.get("allow_pickle"))
+
+
+class PendingSave(Protocol):
+    """A save that goes on while training does."""
+
+    def wait(self, timeout: float | None = None) -> object: ...
+
+    def done(self) -> bool: ...
+
+
+class CheckpointBackend(Protocol):
+    """A writer of the files of a step. Every rank makes these calls."""
+
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        """Saves to all of these folders, and returns when all ranks have.
+
+        Args:
+            increment: whether it shares what is unchanged with the newest step; the same on all ranks.
+        """
+        ...
+
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+        """Saves, and returns when the objects may change."""
+        ...
+
+
+class SnapshotBackend:
+    """Snapshots."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        self._given: dict[str, Any] = {
+            "replicated": None if options.replicated is None else list(options.replicated),
+            "storage_options": dict(options.storage),
+            "allow_pickle": options.allow_pickle,
+        }
+
+    def save(self, paths: Sequence[str], app_state: AppState, increment: bool) -> None:
+        Snapshot.take(paths[0], app_state, base=LATEST if increment else None, then=paths[1:], **self._given)
+
+    def start(self, paths: Sequence[str], app_state: AppState, increment: bool) -> PendingSave:
+        return Snapshot.async_take(
+            paths[0], app_state, base=LATEST if increment else None, then=paths[1:], **self._given
+        )
+
+
+# --- The manager -----------------------------------------------------------------------------------------------------
+
 
 _log = logging.getLogger("memstore")
 _CHOICES = 20  # of a step to restore, while others remove what was chosen

@@ -33,6 +33,15 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     return fd
 
 
+on_missing = click.option(
+    "--on-missing",
+    type=click.Choice(("fail", "warn")),
+    default="fail",
+    show_default=True,
+    help="With --replicas: what becomes of a put that finds no second host.",
+)
+
+
 @cli.command(short_help="Serve the store to other hosts.")
 @root
 @click.option(
@@ -96,13 +105,7 @@ def _open_fd(context: click.Context, option: click.Parameter, fd: int | None) ->
     help="On how many hosts each value is to lie, from now on: with 2 a put waits for the second one. Without: as the "
     "store has it; memstore policy states it for a group.",
 )
-@click.option(
-    "--on-missing",
-    type=click.Choice(("fail", "warn")),
-    default="fail",
-    show_default=True,
-    help="With --replicas: what becomes of a put that finds no second host.",
-)
+@on_missing
 def serve(
     root: str,
     address: str,
@@ -158,13 +161,7 @@ def serve(
     required=True,
     help="2: a put waits for the second host; async: it doesn't; default: as the whole store.",
 )
-@click.option(
-    "--on-missing",
-    type=click.Choice(("fail", "warn")),
-    default="fail",
-    show_default=True,
-    help="What becomes of a put that finds no second host.",
-)
+@on_missing
 @as_json
 def policy(root: str, group: str, replicas: str, on_missing: Literal["fail", "warn"], as_json: bool) -> None:
     """State on how many hosts the values of a GROUP are to lie, the text of keys before their first "/".

@@ -37,8 +37,7 @@ from rich.segment import Segments
 from rich.text import Text
 from rich.tree import Tree
 
-from memstore._info import LeafInfo
-from memstore._progress import Shown
+from memstore._info import LeafInfo, Shown
 from memstore._wording import escaped
 from memstore.engine import Path
 from memstore.listing import OutlineLeaf

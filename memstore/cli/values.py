@@ -34,7 +34,6 @@ from memstore.engine import (
     has_settings,
     hold,
     hold_version_of,
-    is_served,
     resource_errors,
 )
 from memstore.errors import AlreadyExistsError, KeyNotFoundError, UnsupportedValueError
@@ -133,12 +132,12 @@ def _inspect(root: Root, key: str, version: int | None) -> InspectedValue:
     from memstore.view import parts_of
 
     name = encode_key(key)
-    if version is None or is_served(root):
+    if version is None:
         (held,) = hold(root, (name,), deadline_after(_TIMEOUT), may_lock=False, lazily=True)
     else:
-        held = hold_version_of(root, name, version, deadline_after(_TIMEOUT), may_lock=False)
-    if version is not None and (held is None or held.record.version != version):
-        raise version_gone(root, name, version)
+        held = hold_version_of(root, name, version, deadline_after(_TIMEOUT), may_lock=False, lazily=True)
+        if held is None:
+            raise version_gone(root, name, version)
     if held is None:
         raise no_value(root, name)
     record = held.record

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from memstore import structure
-from memstore.contents.parts import CHECKSUM_SIZE
-from memstore.contents.reading import Located, locate
+from memstore.contents.reading import CHECKSUM_SIZE, Located, locate
 from memstore.contents.writing import leaf_checksums
 from memstore.engine import (
     DELTA_BASE,

@@ -7,7 +7,7 @@
    together they must cover the leaf. A leaf that ranks hold whole is the lowest rank's. Whether the others have the
    same is looked at, and one warning tells if not: the buffers of a BatchNorm differ by right.
 4. It also gives the leaf its place. A leaf whose boxes adjoin lies where they lie; room for the others is behind the
-   segments: see `parts.py`.
+   segments: see `reading.py`.
 5. `_merge_objects` takes the objects of the lowest rank, with the same warning.
 
 A repair merges what the headers of segments say (`content_of_headers`), and makes damaged headers anew (`header_of`).
@@ -27,8 +27,17 @@ import xxhash
 
 from memstore import structure
 from memstore._wording import first_of
-from memstore.contents.parts import CHECKSUM_SIZE, LeafSignature, PartLeaf, RankPart, box_table, encode_boxes, read_part
-from memstore.contents.reading import compare, placed_objects
+from memstore.contents.reading import (
+    CHECKSUM_SIZE,
+    LeafSignature,
+    PartLeaf,
+    RankPart,
+    box_table,
+    compare,
+    encode_boxes,
+    placed_objects,
+    read_part,
+)
 from memstore.engine import (
     ALIGNMENT,
     HEAD_SIZE,
@@ -75,7 +84,9 @@ def merge(key: str, parts: Sequence[RankPart], *, with_checksums: bool) -> Conte
     for name, found in held.items():
         merged.add(name, found)
     written = _merge_objects(parts, objects, merged.differing)
-    _warn(key, merged.differing)
+    if merged.differing:
+        shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in merged.differing.items()]
+        _warn_once(key, first_of(shown, _SHOWN_NAMES))
     same = find_ties(merged.leaves, held)
     described = structure.describe_external_tree(tree, merged.leaves, written, merged.traits, same)
     return Content(
@@ -159,12 +170,6 @@ def _merge_objects(parts: Sequence[RankPart], names: Sequence[Path], differing: 
             elif _encode_object(chosen[name][1]) != _encode_object(value):  # by bytes: a NaN is no other NaN's equal
                 differing.setdefault(structure.render_path(name), [chosen[name][0]]).append(part.rank)
     return [chosen[name][1] for name in names]
-
-
-def _warn(key: str, differing: dict[str, list[int]]) -> None:
-    if differing:
-        shown = [f"{name} (ranks {', '.join(map(str, ranks))})" for name, ranks in differing.items()]
-        _warn_once(key, first_of(shown, _SHOWN_NAMES))
 
 
 @functools.lru_cache(256)  # the buffers of a BatchNorm differ at every put
@@ -433,13 +438,18 @@ def _fits_checksums(record: Record, extent: SegmentExtent, content: memoryview) 
     return True
 
 
-def content_of_headers(key: str, parts: Sequence[FoundPart]) -> Content | None:
+def content_of_headers(key: str, parts: Sequence[FoundPart], *, of_all_ranks: bool = False) -> Content | None:
     """Merges parts of which only their segments are left. Returns None if they are not all of one value.
 
     A rank that held no bytes, and nothing else that others may lack, has no segment: see `draft_part`.
+
+    Args:
+        of_all_ranks: None, too, if a rank has no segment among them: it may have put something on another host.
     """
     try:
         found = [_read_found(part) for part in parts]
+        if of_all_ranks and {part.rank for part in found} != set(range(found[0].said.value.world_size)):
+            return None
         content = merge(key, found, with_checksums=all(part.checksums is not None for part in parts))
     except (CorruptionError, ShardMismatchError, PartialCommitError) as error:
         log.warning("%r can't be made of the headers of its parts: %s", key, error)

@@ -17,7 +17,7 @@ import xxhash
 from memstore import _modes as modes
 from memstore import structure
 from memstore._threads import ABANDONED, check_abandoned
-from memstore.contents.parts import CHECKSUM_SIZE, PartBox, PartLeaf, encode_content, encode_said
+from memstore.contents.reading import CHECKSUM_SIZE, PartBox, PartLeaf, encode_content, encode_said
 from memstore.engine import (
     HEADER_LIMIT,
     OBJECTS_IN_RECORD,

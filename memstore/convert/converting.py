@@ -29,8 +29,7 @@ import xxhash
 from memstore import _modes as modes
 from memstore import structure
 from memstore._arguments import flag
-from memstore._info import Progress
-from memstore._progress import shown
+from memstore._info import Progress, shown_progress
 from memstore._wording import an, check_new_folder, check_progress, is_flattened, of_no_place, parse_size
 from memstore.convert.dcp import (
     DCP_METADATA,
@@ -373,7 +372,7 @@ def _convert(
         tensors = take_apart(draft.value, rules).tensors
         _check_expanded(path, wanted, tensors, rules)
     nbytes = sum(wanted.leaf(tensor).nbytes for tensor in tensors.values())
-    meter = ByteMeter(2 * nbytes, shown(progress, "converting"))
+    meter = ByteMeter(2 * nbytes, shown_progress(progress, "converting"))
     with _naming_lacks(made, nbytes), folder_beside(made) as folder:
         # 3. It is written in a folder beside its path. Killed, here and in 4: the folder stays for the next conversion.
         name = os.path.basename(made)

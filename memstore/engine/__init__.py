@@ -24,7 +24,16 @@ from __future__ import annotations
 from memstore.engine import index, syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES, Catalog, CatalogCrowded, ReadOnlyTransaction
-from memstore.engine.catalog.tables import AttemptOutcome, Failure, FailureDetails, Now, PendingPart, Place, Transaction
+from memstore.engine.catalog.tables import (
+    AttemptOutcome,
+    Failure,
+    FailureDetails,
+    KeptVersion,
+    Now,
+    PendingPart,
+    Place,
+    Transaction,
+)
 from memstore.engine.files.mapping import (
     ExternalFiles,
     LockFile,
@@ -136,6 +145,7 @@ from memstore.engine.protocols.change import (
     need_deltas,
     need_history,
     need_mutable,
+    note_history,
     record_of,
 )
 from memstore.engine.protocols.deltas import DELTA_BASE, BaseGone, DeltaDraft, Moved, carry, in_both, origins_of
@@ -156,12 +166,22 @@ from memstore.engine.protocols.elsewhere import (
     shared_id,
 )
 from memstore.engine.protocols.get import MISFIT, damaged_entry, files_of, hold, hold_at_once, map_entry
-from memstore.engine.protocols.history import TakenPin, end_pin, hold_version_of, take_pin
+from memstore.engine.protocols.history import (
+    Charge,
+    TakenPin,
+    charge,
+    count_within,
+    end_pin,
+    held_bytes,
+    hold_version_of,
+    pinned_versions,
+    set_quota,
+    take_pin,
+    used_by,
+)
 from memstore.engine.protocols.mutable import MutableEntry, fence, open_mutable, sync_rows
 from memstore.engine.protocols.put import Draft, delete, fill_and_publish, put
-from memstore.engine.protocols.quotas import Charge, charge, held_bytes, set_quota, used_by
 from memstore.engine.protocols.reuse import DEFAULT_LEASE
-from memstore.engine.protocols.room import retry_after_sweep
 from memstore.engine.protocols.served import Effects, change_served
 from memstore.engine.protocols.sharded_put import (
     LOOK_EVERY,
@@ -172,7 +192,7 @@ from memstore.engine.protocols.sharded_put import (
     prepare,
     to_explain,
 )
-from memstore.engine.protocols.sweep import sweep_all, sweep_if_due
+from memstore.engine.protocols.sweep import retry_after_sweep, sweep_all, sweep_if_due
 from memstore.engine.repair.repair import repair_store
 from memstore.engine.repair.salvage import FoundPart, read_left
 from memstore.engine.repair.verify import verify_store

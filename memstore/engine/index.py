@@ -50,7 +50,7 @@ def version_of(root: Root, name: bytes, timeout: float) -> int:
 def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
     """Returns the versions of a key that can be read, the present one last; none if there is no such key.
 
-    `timeout` is for other hosts, of which the present version is all that there is.
+    `timeout` is for other hosts.
     """
 
     def read(transaction: Transaction) -> tuple[int, ...]:
@@ -58,12 +58,10 @@ def versions_of(root: Root, name: bytes, timeout: float) -> tuple[int, ...]:
         kept = tuple([one.version for one in tables.kept_versions(transaction, name)])
         return kept if record is None else (*kept, record.version)
 
+    if is_served(root):
+        return tuple(elsewhere_of(root).versions(name, deadline_after(timeout)))
     root.catalog.open_optional()
-    found = root.catalog.view(read)
-    if not found and is_served(root):
-        version = version_of(root, name, timeout)
-        found = (version,) if version else ()
-    return found
+    return root.catalog.view(read)
 
 
 def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
@@ -73,10 +71,10 @@ def version_records(root: Root, name: bytes, timeout: float) -> list[Record]:
         kept = [tables.kept_record(transaction, name, one.version) for one in tables.kept_versions(transaction, name)]
         return [record for record in (*kept, transaction.record(name)) if record is not None]
 
+    if is_served(root):
+        return elsewhere_of(root).version_records(name, deadline_after(timeout))
     root.catalog.open_optional()
-    found = root.catalog.view(read)
-    record = find(root, name, timeout) if not found else None
-    return [record] if record is not None else found
+    return root.catalog.view(read)
 
 
 def is_spilled(root: Root, record: Record) -> bool:
@@ -97,7 +95,7 @@ def quotas_here(root: Root) -> list[tables.QuotaRow]:
 
 
 def quotas(root: Root, timeout: float) -> list[tables.QuotaRow]:
-    """Returns all quotas, by prefix. What keys of other owners take is counted by their present values.
+    """Returns all quotas, by prefix. What keys of other owners take is counted by the versions that they have.
 
     Raises HomeUnavailableError, StoreTimeoutError.
     """
@@ -107,7 +105,11 @@ def quotas(root: Root, timeout: float) -> list[tables.QuotaRow]:
             names, used = keys_from(lambda: root, row.prefix, timeout), 0
             while keys := list(itertools.islice(names, _KEYS_A_PAGE)):
                 records = elsewhere_of(root).records(keys, deadline_after(timeout))
-                used += sum(record.held_bytes for record in records if record is not None)
+                for name, record in zip(keys, records, strict=True):
+                    versions = [] if record is None else [record]
+                    if record is not None and record.history is not None:
+                        versions = version_records(root, name, timeout)
+                    used += sum(one.held_bytes for one in versions)
             found[row.prefix] = msgspec.structs.replace(row, used=used)
     return [found[prefix] for prefix in sorted(found)]
 

@@ -22,7 +22,7 @@ from memstore.engine.opening import Creation, open_root
 from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_fellow
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.protocols.reuse import DEFAULT_LEASE, lease_segments
-from memstore.engine.protocols.room import retry_after_sweep
+from memstore.engine.protocols.sweep import retry_after_sweep
 from memstore.engine.root.roots import Root, RootUse, close_root, use_root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError

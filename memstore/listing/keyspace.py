@@ -232,7 +232,7 @@ class Keyspace:
         """Returns the versions of `key` that can be read by `get(key, version=v)`, sorted: the last is the current one.
 
         More than that one are there if a put of the key has asked for them (`put(history=)`), or if somebody has pinned
-        them (`pin`); of a deleted key, the pinned ones. In a store on several hosts it is the only one.
+        them (`pin`); of a deleted key, the pinned ones.
 
         Raises:
             KeyNotFoundError: no such key.
@@ -424,10 +424,7 @@ class Keyspace:
         Cluster(self.root).set_quota(prefix, limit, timeout=timeout)
 
     def quotas(self) -> tuple[QuotaInfo, ...]:
-        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix.
-
-        Of keys that another host owns the present values are counted.
-        """
+        """Returns all quotas that `set_quota` has set, with the bytes that are taken, sorted by prefix."""
         found = index.quotas(self._opened(), self._timeout)
         return tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in found)
 

@@ -9,6 +9,7 @@ files. All of them lay out a file with `draft_file` and write it with `FileDraft
 from __future__ import annotations
 
 import math
+import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from memstore.snapshot.publishing import PartTensor, Replacing, SnapshotPart, Ta
 from memstore.snapshot.stateful import HeldTensor, StateWalker
 from memstore.snapshot.storage import FileStorage
 from memstore.snapshot.stored import check_cover
-from memstore.structure import DTYPE_NAMES, memory_of, traits, why_no_memory
+from memstore.structure import DTYPE_NAMES, memory_of, over, traits, why_no_memory
 
 # --- Who writes what -------------------------------------------------------------------------------------------------
 # Each box of a tensor is written once, and the bytes are balanced among the ranks that have it. Every rank computes
@@ -166,11 +167,9 @@ class DraftPiece(NamedTuple):
 
     def late_bytes(self) -> Callable[[], Any] | None:
         """Returns what makes the bytes of the elements; None if they lie in the tensor's own memory as in a file."""
-        elements = self.elements
-        lies_so = elements.is_cpu and elements.is_contiguous()
-        if self.make is None and lies_so and not elements.is_conj() and not elements.is_neg():
+        if self.make is None and _lies_as_in_file(self.elements):
             return None
-        return self.make or modes.put_aside()(partial(bytes_of, elements))
+        return self.make or modes.put_aside()(partial(bytes_of, self.elements))
 
 
 def _wait_for_devices(pieces: Iterable[DraftPiece]) -> None:
@@ -260,6 +259,8 @@ def label_of(name: str, shape: tuple[int, ...], box: Box) -> str:
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+_OWN_PAGES = 1 << 20  # bytes, from which on a copy gets pages of its own
+
 
 def bytes_of(tensor: torch.Tensor) -> Bytes:
     """Returns the elements in C order, as bytes: the tensor's own memory, or a copy if they don't lie so there.
@@ -269,10 +270,33 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
     reason = why_no_memory(tensor)
     if reason is not None:
         raise UnsupportedValueError(reason)
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.device.type != "cpu" or not plain.is_contiguous():
-        plain = traits.copyable(plain).cpu().contiguous()
-    return memory_of(plain)
+    source = tensor.detach()
+    if _lies_as_in_file(source):
+        return memory_of(source)
+    memory = _new_memory(source.numel() * source.itemsize)
+    if len(memory):
+        shape = tuple(source.shape)
+        storage = torch.from_numpy(memory).untyped_storage()
+        target = over(storage, source.dtype, 0, shape, traits.contiguous_stride(shape))
+        with torch.no_grad():
+            traits.copyable(target).copy_(traits.copyable(source))  # resolves what is conjugate or negative, too
+    return memory
+
+
+def _new_memory(nbytes: int) -> Bytes:
+    """Makes memory that goes back to the machine as soon as nobody has it.
+
+    What malloc frees stays in the process after the first large free, up to 32 MiB each (M_MMAP_THRESHOLD in
+    mallopt(3)): an upload kept copies that were long put, and took 96 MiB more than its budget.
+    """
+    if nbytes < _OWN_PAGES:
+        return np.empty(nbytes, np.uint8)
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+def _lies_as_in_file(tensor: torch.Tensor) -> bool:
+    """Returns whether the elements lie in the memory of the tensor as they are to lie in a file."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 # --- Files of a take -------------------------------------------------------------------------------------------------
@@ -318,6 +342,9 @@ def own_bytes(tensors: list[HeldTensor], shared: set[str]) -> int:
     return sum(shard.local.numel() * shard.local.itemsize for shards in alone for shard in shards)
 
 
+_NOTHING_SHARED = SharedFiles()
+
+
 class RankDraft(NamedTuple):
     """The share of a rank in a take, before it is written.
 
@@ -360,7 +387,7 @@ def draft(
             for box, elements in shards:
                 label = label_of(own or tensor.path, tensor.shape, box)
                 (model if own else state).append((label, DraftPiece(i, box, elements)))
-    linked = SharedFiles()
+    linked = _NOTHING_SHARED
     pieces = [piece for _, piece in (*model, *state)]
     if sharing is not None:
         _wait_for_devices(pieces)
@@ -378,8 +405,8 @@ def draft(
             if found:
                 name = file_name(group, rank, take.world_size, None if take.plain else take.id)
                 files.append(draft_file(name, len(files), found))
-        part = part_of(take, rank, values, tensors, files, shared, names)
-        return RankDraft(part if not linked.files else _with_shared(part, linked, pieces), files, linked)
+        part = part_of(take, rank, values, tensors, files, shared, names, linked, pieces)
+        return RankDraft(part, files, linked)
 
 
 def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
@@ -392,22 +419,6 @@ def _box_to_write(tensor: HeldTensor, piece: DraftPiece) -> BoxToWrite:
 
 def _itself(memory: Any) -> Any:
     return memory
-
-
-def _with_shared(part: SnapshotPart, linked: SharedFiles, pieces: Sequence[DraftPiece]) -> SnapshotPart:
-    """Adds the boxes that needn't be written, and the files that have them, to a part."""
-    boxes: dict[int, list[ManifestBox]] = {}
-    for number, box in linked.boxes.items():
-        moved = ManifestBox(len(part.files) + box.file, box.offset, box.nbytes, box.offsets, box.shape)
-        boxes.setdefault(pieces[number].tensor, []).append(moved)
-    tensors = [
-        msgspec.structs.replace(tensor, boxes=(*tensor.boxes, *boxes.get(i, ())))
-        for i, tensor in enumerate(part.tensors)
-    ]
-    sums = (*[{} for _ in part.files], *linked.sums)
-    return msgspec.structs.replace(
-        part, files=part.files + linked.files, tensors=tuple(tensors), box_sums=sums, shares=True
-    )
 
 
 def _shard_of(shards: Sequence[Shard], box: Box) -> Shard:
@@ -424,23 +435,32 @@ def part_of(
     files: Sequence[FileDraft],
     shared: set[str],
     names: Sequence[str],
+    linked: SharedFiles = _NOTHING_SHARED,
+    pieces: Sequence[DraftPiece] = (),
 ) -> SnapshotPart:
     """Returns what a rank says of its part; the sums of its files are missing until they are written.
 
     Args:
         names: of each tensor in the index for transformers; "" for a tensor that isn't in there.
+        linked: the files that it shares, which come behind its own.
+        pieces: what the numbers of the boxes in these stand for.
     """
     boxes: list[list[ManifestBox]] = [[] for _ in tensors]
     for file in files:
         for piece, box in zip(file.pieces, file.boxes, strict=True):
             boxes[piece.tensor].append(box)
+    for number, box in linked.boxes.items():
+        moved = ManifestBox(len(files) + box.file, box.offset, box.nbytes, box.offsets, box.shape)
+        boxes[pieces[number].tensor].append(moved)
     told = tuple(
         [
             PartTensor(tensor.path, DTYPE_NAMES[tensor.dtype], tensor.shape, tensor.path in shared, name, tuple(here))
             for tensor, name, here in zip(tensors, names, boxes, strict=True)
         ]
     )
-    return SnapshotPart(take, rank, tuple([ManifestFile(file.name, file.size) for file in files]), told, tuple(values))
+    own = [ManifestFile(file.name, file.size) for file in files]
+    sums = (*[{} for _ in files], *linked.sums) if linked.files else ()
+    return SnapshotPart(take, rank, (*own, *linked.files), told, tuple(values), sums, bool(linked.files))
 
 
 def write_values(

@@ -32,7 +32,7 @@ import xxhash
 from memstore._threads import collect_later
 from memstore.errors import CorruptionError, KeyNotFoundError
 from memstore.snapshot.buckets import is_url, open_bucket, parse_url
-from memstore.snapshot.chunks import CHUNK, SUM_SIZE, PieceSums, in_parallel, pieces_between
+from memstore.snapshot.chunks import CHUNK, SUM_SIZE, PieceSums, in_parallel, pieces_between, sum_of
 from memstore.snapshot.manifest import (
     LIMIT,
     MANIFEST,
@@ -155,6 +155,7 @@ class SharedFiles(NamedTuple):
 
 
 _MOST_FILES = 64  # of one rank
+_SHARE = 4 << 20  # bytes that a thread compares at a time
 _BoxKey = tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -271,17 +272,18 @@ class Base:
             self._match(rank, wanted, matches, comparisons)
         changed: set[int] = set()
 
-        def compare(one: _Comparison) -> None:
-            if one.number in changed:
-                return
-            memory = memoryview(one.memory()).cast("B")
-            for i, (start, stop) in enumerate(one.pieces):
-                own = one.sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]
-                if xxhash.xxh3_64_digest(memory[start:stop]) != own:
-                    changed.add(one.number)
-                    return
+        def compare(some: Sequence[_Comparison]) -> None:
+            for number, memory, pieces, sums in some:
+                if number in changed:
+                    continue
+                found = memory()
+                for i, (start, stop) in enumerate(pieces):
+                    piece = found if stop - start == len(found) else found[start:stop]
+                    if sum_of(piece) != sums[i * SUM_SIZE : (i + 1) * SUM_SIZE]:
+                        changed.add(number)
+                        break
 
-        in_parallel(compare, comparisons, lambda _: None)
+        in_parallel(compare, list(_shares(comparisons)), lambda _: None)
         return [match for match in matches if match.number not in changed]
 
     def _match(
@@ -295,11 +297,14 @@ class Base:
                 continue
             box, sums = match
             matches.append(_Match(number, box, sums))
+            if len(sums) == SUM_SIZE:  # as of most
+                comparisons.append(_Comparison(number, one.memory, ((0, box.nbytes),), sums))
+                continue
             pieces = [
                 (start - box.offset, stop - box.offset)
                 for start, stop in pieces_between(box.offset, box.offset + box.nbytes)
             ]
-            if not one.is_there or len(sums) == SUM_SIZE:
+            if not one.is_there:
                 comparisons.append(_Comparison(number, one.memory, pieces, sums))
                 continue
             for i, piece in enumerate(pieces):
@@ -316,12 +321,30 @@ class Base:
         return found
 
     def _tensors(self, rank: int) -> Iterator[ManifestTensor]:
+        """Yields all tensors, each once, and those of the rank first."""
         manifest = self.manifest
+        own: dict[int, None] = {}
         if rank < len(manifest.ranks):
             for value in manifest.ranks[rank].values():
-                for number in manifest.values[value].tensors:
-                    yield manifest.tensors[number]
-        yield from manifest.tensors
+                own |= dict.fromkeys(manifest.values[value].tensors)
+        for number in own:
+            yield manifest.tensors[number]
+        if len(own) < len(manifest.tensors):
+            yield from [tensor for number, tensor in enumerate(manifest.tensors) if number not in own]
+
+
+def _shares(comparisons: Sequence[_Comparison]) -> Iterator[list[_Comparison]]:
+    """Yields the comparisons, several small ones together: to hand one to a thread takes as long as to sum 300 KB."""
+    share: list[_Comparison] = []
+    left = _SHARE
+    for one in comparisons:
+        share.append(one)
+        left -= one.pieces[-1][1] - one.pieces[0][0]
+        if left <= 0:
+            yield share
+            share, left = [], _SHARE
+    if share:
+        yield share
 
 
 def _mark_of(path: str) -> tuple[int, int, int] | None:

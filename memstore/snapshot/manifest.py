@@ -187,9 +187,15 @@ def others_in(folder: str) -> list[OtherCheckpoint]:
     return [other for other in others_among(names) if not os.path.isdir(os.path.join(folder, other.name))]
 
 
-def others_at(storage: Storage) -> list[OtherCheckpoint]:
-    """Returns the checkpoints of other libraries in a folder or at a place in a bucket."""
-    return others_among(storage.names()) if storage.is_remote else others_in(storage.path)
+def others_at(storage: Storage, names: Sequence[str] | None = None) -> list[OtherCheckpoint]:
+    """Returns the checkpoints of other libraries in a folder or at a place in a bucket.
+
+    Args:
+        names: all that are there, where somebody has just listed them.
+    """
+    if not storage.is_remote:
+        return others_in(storage.path)
+    return others_among(storage.names() if names is None else names)
 
 
 def others_among(names: Iterable[str]) -> list[OtherCheckpoint]:

@@ -54,6 +54,7 @@ from memstore.snapshot.chunks import (
     new_sum,
     runs_of,
     size_of_sums,
+    sum_of,
     whole_chunks,
 )
 from memstore.snapshot.storage import FileStorage, check_name
@@ -327,7 +328,7 @@ class ObjectStorage:
             raise damaged(path, f"it ended after {len(found):,} of {run.nbytes:,} bytes")
         if sums is not None:
             chunk = run.offset // CHUNK
-            if xxhash.xxh3_64_digest(found) != sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]:
+            if sum_of(found) != sums[chunk * SUM_SIZE : (chunk + 1) * SUM_SIZE]:
                 detail = f"bytes {run.offset:,} to {run.end:,} of {name} (chunk {chunk}) don't fit their checksum"
                 raise damaged(path, detail)
         start = 0
@@ -447,13 +448,13 @@ class ObjectStorage:
         return None
 
     def confirm(self, files: Sequence[SizedFile]) -> None:
-        """Looks that all pieces of these files are there, right before they are published.
+        """Looks that all pieces of these files were in the last listing, which was made right before.
 
         Raises:
             UnknownOutcomeError: some are gone: somebody has removed them.
         """
         self.know(files)
-        there = self._listing(again=True)
+        there = self._listing()
         for file in files:
             for piece in pieces_of(file):
                 found = there.get(piece.name)
@@ -615,7 +616,7 @@ def _sums_of(chunks: _Chunks, offset: int = 0, found: PieceSums | None = None) -
         for part in parts:
             hasher.update(part)
             if found is not None:
-                found[offset] = hasher.digest() if len(parts) == 1 else xxhash.xxh3_64_digest(part)
+                found[offset] = hasher.digest() if len(parts) == 1 else sum_of(part)
             offset += len(part)
         sums.append(hasher.digest())
     return b"".join(sums)

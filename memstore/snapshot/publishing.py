@@ -300,10 +300,12 @@ def publish_manifest(
                         f"{take.path}/{file.name}, which a rank has written, is gone or of another size: another save "
                         "to this checkpoint removed it; save to another path"
                     )
-        elif storage.size(MANIFEST) is None:
-            for other in others_at(storage):
-                raise AlreadyExistsError(f"{take.path}: {other.kind} ({other.name}) was saved there meanwhile")
-            storage.confirm(manifest.files)
+        else:
+            names = storage.names()  # in a bucket one listing tells all of this
+            if MANIFEST not in names or storage.size(MANIFEST) is None:
+                for other in others_at(storage, names):
+                    raise AlreadyExistsError(f"{take.path}: {other.kind} ({other.name}) was saved there meanwhile")
+                storage.confirm(manifest.files)
         # 2. Write what is read beside the manifest, and traces of the earlier snapshot: from step 3 on no manifest
         #    names its files. Killed: as before, and the next publication removes this too.
         if index and take.plain:

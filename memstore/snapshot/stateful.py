@@ -263,6 +263,7 @@ class StateWalker:
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
+        self._first_at: dict[int, tuple[torch.Tensor, int]] = {}  # the first tensor at each address, and its number
         self._known: dict[Any, int] = {}
         self._paths: set[str] = set()
         self.tensors: list[HeldTensor] = []
@@ -303,10 +304,12 @@ class StateWalker:
     ) -> int:
         shape = tuple(tensor.shape)
         if leaf is None:
-            same = (address, tensor.dtype, shape, tensor.stride(), tensor.is_neg(), tensor.is_conj(), tensor.device)
-            known = self._known.setdefault(same, len(self.tensors))
-            if known < len(self.tensors):
-                return known
+            first = self._first_at.setdefault(address, (tensor, len(self.tensors)))
+            if first[1] < len(self.tensors):  # few have the address of an earlier one
+                self._known.setdefault((address, *_layout_of(first[0])), first[1])
+                known = self._known.setdefault((address, *_layout_of(tensor)), len(self.tensors))
+                if known < len(self.tensors):
+                    return known
             shards = (Shard(whole(shape), tensor),) if tensor.numel() else ()
         else:
             shards = leaf.shards
@@ -323,3 +326,9 @@ class StateWalker:
         self._paths.add(path)
         self.tensors.append(HeldTensor(path, name, tensor.dtype, shape, shards, leaf is not None))
         return len(self.tensors) - 1
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns what two tensors at one address differ in, if they aren't one."""
+    dtype, shape, stride = tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return dtype, shape, stride, tensor.is_neg(), tensor.is_conj(), tensor.device

@@ -27,8 +27,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from memstore._info import Progress
-from memstore._progress import shown
+from memstore._info import Progress, shown_progress
 from memstore._wording import check_new_folder
 from memstore.engine import LockFile, OwnedFile, SharedMemory, is_in_memory, syscalls
 from memstore.errors import (
@@ -700,7 +699,7 @@ class ProgressMeter:
         self.failure: BaseException | None = None
         self._keeps_errors = keeps_errors
         self._lock = threading.Lock()
-        self._tell: Progress | None = shown(progress, what, rank=rank)
+        self._tell: Progress | None = shown_progress(progress, what, rank=rank)
 
     @property
     def done(self) -> Callable[[int], None] | None:

@@ -463,7 +463,7 @@ class Follower(Generic[M]):
         deadline = deadline_after(seconds)
         while True:
             error = following.error
-            if isinstance(error, UNFIT) and not self._is_newest(following.seen):
+            if isinstance(error, UNFIT) and (newest_of(self._store, self.key)[0] or 0) > following.seen:
                 error = None  # of a version that was replaced since
             with following.told:
                 version = self.version
@@ -475,10 +475,6 @@ class Follower(Generic[M]):
                     raise error.with_traceback(None)
                 if not wait_until(following.told, deadline):
                     raise not_followed(self.key, newer_than, version, seconds, following.error)
-
-    def _is_newest(self, version: int) -> bool:
-        """Returns whether the store has no newer one, so that a failure of this one is all that can be told."""
-        return (newest_of(self._store, self.key)[0] or 0) <= version
 
     def status(self) -> FollowerStatus:
         """Looks into the store, and returns which version the module has, and how far it is behind."""

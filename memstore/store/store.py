@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from memstore.datasets import Dataset, Spec
     from memstore.store.models import ModelLoad, PreparedLoad
     from memstore.store.sharded import PendingPut
-    from memstore.store.values import GetOptions
+    from memstore.store.values import GetOptions, ShardedPutOptions
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -196,7 +196,7 @@ class Store(Keyspace):
             TypeError: `dtype` isn't a real floating-point dtype.
             VersionConflictError: the key is at another version than `expect_version`.
             StoreFullError: no room, also without replaced versions, which go first. Nothing else was changed.
-            CrossHostError: `history`, in a store on several hosts.
+            CrossHostError: `history`, on storage that hosts share.
         """
         root = self._opened(timeout, writes=True)
         try:
@@ -536,7 +536,8 @@ class Store(Keyspace):
         """Returns a version of a key; None: the current one. Raises KeyNotFoundError, VersionGoneError."""
         if version is None:
             return held_version(root, key, self._as_opened, lazily=lazily)
-        return held_one_version(root, key, version_number(version), self._as_opened, self._deadline(None))
+        until = self._deadline(None)
+        return held_one_version(root, key, version_number(version), self._as_opened, until, lazily=lazily)
 
     @overload
     def view(
@@ -647,51 +648,15 @@ class Store(Keyspace):
 
     @overload
     def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: Literal[True] = True,
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: Literal[True] = True, **options: Unpack[ShardedPutOptions]
     ) -> int: ...
     @overload
     def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: Literal[False],
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: Literal[False], **options: Unpack[ShardedPutOptions]
     ) -> PendingPut: ...
     @overload
     def put_sharded(
-        self,
-        key: str,
-        value: Any,
-        *,
-        attempt: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        process_group: Any = None,
-        dtype: torch.dtype | None = None,
-        expect_version: int | None = None,
-        wait: bool = True,
-        lease: float = 600.0,
-        timeout: float | None = None,
+        self, key: str, value: Any, *, wait: bool, **options: Unpack[ShardedPutOptions]
     ) -> int | PendingPut: ...
     def put_sharded(
         self,

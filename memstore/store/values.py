@@ -126,6 +126,19 @@ class GetOptions(TypedDict, total=False):
     timeout: float | None
 
 
+class ShardedPutOptions(TypedDict, total=False):
+    """The options of `Store.put_sharded` beside `wait`, for type checkers."""
+
+    attempt: str | None
+    rank: int | None
+    world_size: int | None
+    process_group: Any
+    dtype: torch.dtype | None
+    expect_version: int | None
+    lease: float
+    timeout: float | None
+
+
 def checked(key: str, value: Any, as_type: Any) -> Any:
     """Returns a value that is of a type. Of a type with arguments, such as `dict[str, Tensor]`, the class is looked at;
     of a TypedDict, whether there are the keys that it requires.
@@ -372,26 +385,27 @@ def held_version(
     return held
 
 
-def hold_one_version(root: Root, key: str, version: int, options: PinOptions, deadline: float) -> MappedEntry | None:
+def hold_one_version(
+    root: Root, key: str, version: int, options: PinOptions, deadline: float, *, lazily: bool = False
+) -> MappedEntry | None:
     """Returns a version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
 
     Args:
-        options, deadline: as of `hold_version`.
+        options, deadline, lazily: as of `hold_version`.
     """
     name = encode_key(key)
-    if is_served(root):  # the present one is all that there is
-        held = hold_version(root, key, name, options, deadline)
-        return held if held is not None and held.record.version == version else None
     with resource_errors(root.path, key, root):
-        held = hold_version_of(root, name, version, deadline, may_lock=options.mode != "r")
+        held = hold_version_of(root, name, version, deadline, may_lock=options.mode != "r", lazily=lazily)
     if held is not None and held.record.is_mutable:
         raise mutable_entry(name, held.record.mutable_kind)
     return held
 
 
-def held_one_version(root: Root, key: str, version: int, options: PinOptions, deadline: float) -> MappedEntry:
+def held_one_version(
+    root: Root, key: str, version: int, options: PinOptions, deadline: float, *, lazily: bool = False
+) -> MappedEntry:
     """Returns a version of a key as `hold_one_version`. Raises VersionGoneError, KeyNotFoundError."""
-    held = hold_one_version(root, key, version, options, deadline)
+    held = hold_one_version(root, key, version, options, deadline, lazily=lazily)
     if held is None:
         raise version_gone(root, encode_key(key), version)
     return held

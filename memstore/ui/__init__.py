@@ -3,8 +3,8 @@
     with memstore.ui.serve("/dev/shm/run") as page:       # `memstore ui /dev/shm/run` on the command line
         print(page.url)
 
-watching      looks at the store once a second, and makes rates of two looks
-server        HTTP: who may ask, the page's files, the stream of events, and /metrics for Prometheus
+server        looks at the store once a second, and makes rates of two looks; HTTP: who may ask, the page's files, the
+              stream of events, and /metrics for Prometheus
 static/       the page: HTML, CSS and a script, as they are sent
 
 The page only reads. It is served to this host alone, unless it has a token. The guide is docs/live-page.md.

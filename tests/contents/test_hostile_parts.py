@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import memstore
 from memstore import contents, structure
 from memstore.contents.merging import merge
-from memstore.contents.parts import RankPart, read_part
+from memstore.contents.reading import RankPart, read_part
 from memstore.engine import PART_MARK, Content, FoundPart, Record, end_of, index, mapped_size
 from memstore.engine.format.headers import read_header
 from memstore.engine.format.records import SegmentExtent, decode_segments

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, StackDataset, Subset, _ut
 
 import memstore
 from memstore import BlockShuffle, StoreDataset
-from memstore.dataloader.blocks import MOST_BLOCKS, MOST_TICKETS, begin_batch
+from memstore.dataloader import MOST_BLOCKS, MOST_TICKETS, begin_batch
 from memstore.engine import lies_in_mapping
 from tests.children import Child, Wire, in_child
 from tests.dataloader.loaders import fails, fails_for_some, named, rows_in, value, where_it_was_read, with_address

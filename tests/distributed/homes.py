@@ -31,7 +31,7 @@ from memstore.distributed.rules import (
     failed_of,
 )
 from memstore.distributed.rules.directory import give
-from memstore.distributed.rules.messages import List, Look, Lookup, Named, Wait, WaitAny
+from memstore.distributed.rules.messages import FindVersions, List, Look, Lookup, Named, Wait, WaitAny
 from memstore.distributed.rules.nouns import TERM_BITS
 from memstore.distributed.rules.roster import adopt
 from memstore.distributed.transfers import Senders
@@ -143,7 +143,7 @@ class Home:
         def action(tables: CatalogTables) -> Answer:
             return self._index.answer(tables, request)
 
-        reads = isinstance(request, Lookup | List | Named | Wait | WaitAny | Look)
+        reads = isinstance(request, Lookup | FindVersions | List | Named | Wait | WaitAny | Look)
         with self._lock:
             try:
                 look = catalog.look_or_run if reads else catalog.run

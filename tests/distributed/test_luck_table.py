@@ -62,6 +62,23 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         ("hosts/test_spilled.py::test_a_quota_that_is_reached_by_three_hosts_at_once_holds",),
     ),
+    "a key with a history is deleted, or its versions lie on hosts that die, or are drained": (
+        (
+            "scene histories",
+            "scene histories and losses",
+            "scene histories and drains",
+            "scene histories in a storm",
+            "script a history goes on with puts of other hosts",
+            "script a version is replaced while its host is looked for",
+            "script replaced versions of a host that is drained",
+            "script an heir goes on with a history",
+        ),
+        (
+            "hosts/test_three_hosts.py::"
+            "test_versions_that_were_replaced_are_read_on_each_host_until_their_key_is_deleted",
+            "hosts/test_three_hosts.py::test_replaced_versions_while_their_owner_is_killed_again_and_again",
+        ),
+    ),
     "the disk to which values move is full, or gone": (
         (
             "client/test_spilled.py::test_a_full_disk_is_told_and_nothing_is_lost",

@@ -92,7 +92,7 @@ def test_where_to_change_names_what_is_there() -> None:
     rows = re.findall(r"^\| (?!-|what \|)(.+?) \| (.+) \|$", section("Where to change"), re.MULTILINE)
     assert len(rows) >= 6
     for what, where in rows:
-        files = re.findall(r"`((?:\w+/)+\w+\.py)`", where)
+        files = re.findall(r"`((?:\w+/)*\w+\.py)`", where)
         names = re.findall(r"`([\w.]+)`", where)
         assert files, what
         there = set().union(*map(names_in, files))

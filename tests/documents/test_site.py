@@ -25,7 +25,7 @@ from tests.documents.pages import ROOT, snippets
 from tests.source_tree import Module
 
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
-ROOMS = ("aio", "convert", "deferred_init", "fake", "metrics", "ui")  # public besides memstore itself and integrations/
+ROOMS = ("aio", "convert", "deferred_init", "fake", "ui")  # public besides memstore itself, metrics and integrations/
 # Shown too, though users don't import them from there: what public methods return, and what is experimental.
 ELSEWHERE = {
     "memstore.integrations.torchstore.spmd.SPMDEnv",
@@ -43,7 +43,7 @@ SPHINX = ("sphinx", "myst_nb", "ipykernel", "matplotlib", "furo", "sphinx_design
 
 def public_doors() -> dict[str, Module]:
     """The modules whose names users may use: their `__all__`, or, without one, all that they define."""
-    paths = [PACKAGE / "__init__.py", *(PACKAGE / room / "__init__.py" for room in ROOMS)]
+    paths = [PACKAGE / "__init__.py", PACKAGE / "metrics.py", *(PACKAGE / room / "__init__.py" for room in ROOMS)]
     paths += (PACKAGE / "integrations").glob("*/__init__.py")
     paths += (PACKAGE / "integrations").glob("[!_]*.py")
     names = (path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in paths)

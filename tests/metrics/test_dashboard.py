@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from memstore.metrics import text
+from memstore import metrics
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "memstore.json"
 GUIDE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -15,7 +15,7 @@ NAME = re.compile(r"memstore_[a-z_]+")
 
 def told() -> set[str]:
     """The names of all figures, as the code that makes them has them."""
-    return set(re.findall(r'"(memstore_[a-z_]+)"', Path(text.__file__).read_text()))
+    return set(re.findall(r'"(memstore_[a-z_]+)"', Path(metrics.__file__).read_text()))
 
 
 def test_the_dashboard_asks_for_figures_that_there_are() -> None:

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,10 +24,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import memstore
-from memstore import Snapshot, StateDict
+from memstore import Snapshot, StateDict, structure
 from memstore._ranks import RankError
 from memstore.snapshot import differences, drafts, restore
+from memstore.snapshot.manifest import load_manifest
 from memstore.snapshot.stored import Value
+from memstore.structure import traits
 from tests.examples import examples
 from tests.support import strategies
 from tests.support.equality import assert_same
@@ -287,6 +290,38 @@ def test_tensors_that_must_be_copied_are_copied_a_few_at_a_time(path: str, monke
     Snapshot.take(path, {"state": StateDict(state)}, durability="process")
     assert len(copies) == 30 and most < 20
     assert_same(Snapshot(path).get_state_dict_for_key("state"), {key: one.contiguous() for key, one in state.items()})
+
+
+@pytest.mark.parametrize("own_pages", [1, 1 << 20])
+def test_a_copy_has_the_elements_in_order_whatever_their_dtype(own_pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "_OWN_PAGES", own_pages)
+    rows = 500
+    for dtype in traits.DTYPES.values():
+        if dtype in traits.QUANTIZED:
+            continue
+        raw = np.random.default_rng(0).integers(0, 2, (rows, 3, dtype.itemsize), np.uint8)  # a bool has no other ones
+        storage = torch.from_numpy(raw.reshape(-1)).untyped_storage()
+        whole = structure.over(storage, dtype, 0, (rows, 3), (3, 1))
+        assert drafts.bytes_of(whole).tobytes() == raw.tobytes(), dtype
+        assert drafts.bytes_of(whole.t()).tobytes() == raw.transpose(1, 0, 2).tobytes(), dtype
+        assert drafts.bytes_of(whole[::2, 1:]).tobytes() == raw[::2, 1:].tobytes(), dtype
+        assert drafts.bytes_of(whole[:1].expand(5, 3)).tobytes() == 5 * raw[:1].tobytes(), dtype
+        assert not len(drafts.bytes_of(whole[:0].t()))
+        if dtype.is_complex:
+            for one in (whole.conj(), whole.conj().t(), whole.conj().imag, whole.t().conj().imag[:, ::2]):
+                plain = one.resolve_conj().resolve_neg().contiguous()
+                assert drafts.bytes_of(one).tobytes() == structure.memory_of(plain).tobytes(), dtype
+
+
+def test_tensors_that_are_one_in_memory_are_stored_once(path: str) -> None:
+    base, pairs = torch.arange(6.0), torch.zeros(3, dtype=torch.complex64)
+    ones = {"a": base, "b": base, "c": base.view(6), "d": base.view(2, 3), "e": base.view(torch.int32), "f": base[:3]}
+    ones |= {"g": base.view(2, 3), "h": pairs, "i": pairs.conj(), "j": pairs[:], "k": base.view(3, 2).t()}
+    empty = {"l": torch.empty(0), "m": torch.empty(0), "n": torch.empty(0, 3)}
+    Snapshot.take(path, {"state": StateDict(ones | empty)})
+    names = [tensor.path for tensor in load_manifest(path).tensors]
+    assert names == [f"state/{name}" for name in "adefhikln"]
+    assert_same(Snapshot(path).get_state_dict_for_key("state")["k"], ones["k"].contiguous())
 
 
 def test_pickles_are_compared_by_their_bytes(path: str) -> None:

@@ -16,7 +16,7 @@ import memstore
 from memstore.engine import syscalls
 from memstore.engine.files.segments import MAPPED_AGAIN
 from memstore.engine.format.records import FILLING, RETIRED
-from memstore.engine.protocols.room import CLEANUP_TIMEOUT
+from memstore.engine.protocols.sweep import CLEANUP_TIMEOUT
 from memstore.engine.root.roots import KeptFile
 from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire, in_child

@@ -37,8 +37,8 @@ def _open_and_tell(root: str, backend: Noting) -> list[tuple[str, str]]:
 def test_only_tests_of_the_embedded_store_open_it_past_the_backend() -> None:
     found = {path.name for path in Path(__file__).parent.glob("*.py") if opens_itself(path.read_text())}
     # The model is marked as a whole; the parameters of `memstore.open` are a contract of its own, and mode "w" is that
-    # of a folder. In test_filling.py it is the source of checkpoints; a history is of one host, and so is the trainer
-    # that is followed.
+    # of a folder. In test_filling.py it is the source of checkpoints; files of a history are looked at, and the trainer
+    # that is followed is one of this host.
     assert found == {
         "backends.py",
         "two_stores.py",

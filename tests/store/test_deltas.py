@@ -334,7 +334,9 @@ def test_its_files_move_to_a_disk(root: str, model: dict[str, Any]) -> None:
         change(model, 3)
         store.put("m", model, delta_of=True)  # of a base on the disk
         check(store, model)
-        assert store.verify().ok
+        contents.put_deltas_whole(root_of(store), deadline_after(10.0))
+        assert len(store.info("m").files) == 1 and store.verify().ok
+        check(store, model)
         store.clear()
         assert left_after_gc(store) == []
 

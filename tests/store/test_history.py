@@ -7,17 +7,17 @@ import os
 import pickle
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import memstore
-from memstore.errors import CrossHostError, FormatVersionError, NotServedError, StoreFullError, VersionGoneError
+from memstore.errors import CrossHostError, FormatVersionError, StoreFullError, VersionGoneError
 from tests.children import Child, Wire
 from tests.inside import root_of
+from tests.store.backends import open_store
 from tests.support import faults
 from tests.support.equality import assert_same
-
-pytestmark = pytest.mark.embedded  # what other backends do is said by the last tests
 
 SIZES = {"object": 0, "inline": 100, "segment": 20_000, "mapped": 300_000}  # int64s; beyond 64 KiB in files
 
@@ -40,6 +40,7 @@ def files(store: memstore.Store) -> int:
     return len(os.listdir(f"{store.root}/segments"))
 
 
+@pytest.mark.embedded
 @pytest.mark.parametrize("options", [{"history": 2}, {"delta_of": True}])
 def test_the_first_such_put_says_that_the_disk_is_full(store: memstore.Store, options: dict[str, Any]) -> None:
     """It notes in memstore.json that the store has such versions, before it does anything else."""
@@ -85,7 +86,7 @@ def test_later_puts_go_on_with_it(store: memstore.Store, kind: str) -> None:
 
 
 def _put(wire: Wire, path: str, kind: str) -> None:
-    with memstore.open(path) as store:
+    with open_store(path) as store:
         wire.send(store.put("k", value(kind, 100)))
 
 
@@ -109,6 +110,7 @@ def test_a_version_that_is_gone_says_so(store: memstore.Store, kind: str) -> Non
         store.versions("none")
 
 
+@pytest.mark.embedded
 def test_one_version_ends_a_history(store: memstore.Store, kind: str) -> None:
     versions = put_all(store, kind, range(4), history=4)
     versions += put_all(store, kind, range(1), history=1)
@@ -118,6 +120,7 @@ def test_one_version_ends_a_history(store: memstore.Store, kind: str) -> None:
     assert store.versions("k") == (versions[-1],)
 
 
+@pytest.mark.embedded
 def test_fewer_versions_are_fewer_at_once(store: memstore.Store, kind: str) -> None:
     versions = put_all(store, kind, range(6), history=6)
     versions += put_all(store, kind, range(1), history=3)
@@ -135,6 +138,7 @@ def test_bytes_bound_it(store: memstore.Store) -> None:
     assert store.versions("k") == tuple(versions[-3:])
 
 
+@pytest.mark.embedded
 def test_a_delete_takes_all_of_it(store: memstore.Store, kind: str) -> None:
     versions = put_all(store, kind, range(3), history=3)
     held = store.get("k", version=versions[0])
@@ -151,6 +155,7 @@ def test_a_delete_takes_all_of_it(store: memstore.Store, kind: str) -> None:
     assert store.versions("k") == (store.version("k"),), "a new key has no history"
 
 
+@pytest.mark.embedded
 def test_clear_and_pop_do_too(store: memstore.Store, kind: str) -> None:
     put_all(store, kind, range(3), history=3)
     assert store.clear() == 1 and files(store) == 0
@@ -166,6 +171,7 @@ def test_gc_leaves_it(store: memstore.Store, kind: str) -> None:
     assert_same(value(kind, 0), store.get("k", version=versions[0]))
 
 
+@pytest.mark.embedded
 def test_its_files_are_used_again(store: memstore.Store) -> None:
     """A history of three takes four or five files, however often its key is put."""
     put_all(store, "segment", range(40), history=3)
@@ -198,6 +204,7 @@ def test_no_version_is_expected_but_the_present_one(store: memstore.Store) -> No
     assert store.versions("k") == tuple(versions)
 
 
+@pytest.mark.embedded
 def test_a_full_store_gives_up_the_oldest(root: str) -> None:
     """Before a put fails; of all keys."""
     with memstore.open(root, capacity="1MiB", inline_limit=0) as store:
@@ -220,15 +227,15 @@ def test_a_full_store_gives_up_the_oldest(root: str) -> None:
 
 
 def test_it_is_there_when_the_store_is_opened_again(root: str, kind: str) -> None:
-    with memstore.open(root) as store:
+    with open_store(root) as store:
         versions = put_all(store, kind, range(3), history=3)
-    with memstore.open(root, "r") as store:
+    with open_store(root, "r") as store:
         assert store.versions("k") == tuple(versions)
         assert_same(value(kind, 1), store.get("k", version=versions[1]))
 
 
 def test_a_reader_that_opened_before_sees_it(root: str, kind: str) -> None:
-    with memstore.open(root) as store, memstore.open(root, "r") as reader:
+    with open_store(root) as store, open_store(root, "r") as reader:
         assert len(reader) == 0
         versions = put_all(store, kind, range(3), history=3)
         with Child(_read, store.root, versions[0]) as child:
@@ -237,7 +244,7 @@ def test_a_reader_that_opened_before_sees_it(root: str, kind: str) -> None:
 
 
 def _read(wire: Wire, path: str, version: int) -> None:
-    with memstore.open(path, "r") as store:
+    with open_store(path, "r") as store:
         store.get("k", version=version)
         wire.send(len(store.versions("k")))
 
@@ -250,6 +257,7 @@ def test_attached_files_have_one(store: memstore.Store, tmp_path: Any) -> None:
     assert (store.get("k", version=first)["x"] == 1).all()
 
 
+@pytest.mark.embedded
 def test_sharded_puts_go_on_with_it(store: memstore.Store) -> None:
     versions = put_all(store, "segment", range(1), history=2)
     for attempt in range(3):
@@ -304,6 +312,7 @@ def test_what_is_no_version_is_refused(store: memstore.Store) -> None:
             call("k", version="1")
 
 
+@pytest.mark.embedded
 def test_earlier_versions_of_memstore_refuse_such_a_store(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with memstore.open(root) as store:
         store.put("k", 1)
@@ -315,23 +324,23 @@ def test_earlier_versions_of_memstore_refuse_such_a_store(root: str, monkeypatch
         memstore.open(root)
 
 
-def test_a_store_of_several_hosts_has_none(root: str) -> None:
+@pytest.mark.embedded
+def test_a_store_with_a_history_may_be_served(root: str) -> None:
     from memstore.engine import deadline_after, need_cluster
 
     with memstore.open(root) as store:
-        store.put("k", 1)
+        versions = [store.put("k", number, history=2) for number in range(3)]
         need_cluster(root_of(store), deadline_after(10))
-        with pytest.raises(CrossHostError, match="of one host only"):
-            store.put("k", 2, history=2)
-        assert store.get("k") == 1
+        assert store.versions("k") == tuple(versions[-2:])
+        versions.append(store.put("k", 3, history=3))
+        assert store.versions("k") == tuple(versions[-3:])
 
 
-def test_a_store_with_a_history_isnt_served(root: str) -> None:
-    from memstore.engine import deadline_after, need_cluster
+@pytest.mark.embedded
+def test_a_store_on_storage_that_hosts_share_has_none(root: str) -> None:
+    from memstore.engine.root.folder import HISTORY, Shared, check_one_host
 
     with memstore.open(root) as store:
-        store.put("k", 1, history=2)
-        with pytest.raises(NotServedError, match="replaced versions are kept and pinned in a store of one host only"):
-            need_cluster(root_of(store), deadline_after(10))
-        store.put("k", 2)
-        assert len(store.versions("k")) == 2
+        settings = msgspec.structs.replace(root_of(store).settings, shared=Shared("s"))
+    with pytest.raises(CrossHostError, match="on storage that hosts share, and replaced versions aren't kept there"):
+        check_one_host(root, settings, HISTORY)

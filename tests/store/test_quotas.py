@@ -12,7 +12,7 @@ import torch
 
 import memstore
 from memstore.engine.catalog import tables
-from memstore.engine.protocols.quotas import used_by
+from memstore.engine.protocols.history import used_by
 from memstore.errors import CrossHostError, NotServedError, QuotaExceededError, StoreFullError
 from tests.children import Child, Wire
 from tests.inside import root_of

@@ -176,6 +176,10 @@ class Request:
         """The last part of the object's name."""
         return self.path.partition("?")[0].rpartition("/")[2]
 
+    @property
+    def is_listing(self) -> bool:
+        return self.method == "GET" and "list-type=" in self.path
+
 
 @dataclass
 class Fault:

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import memstore
-from memstore.rows import gather
-from memstore.rows.gather import SELECT, TAKE, Costs
+import memstore.rows
+from memstore.rows import SELECT, TAKE, Costs
 
 
 @pytest.mark.parametrize("way", [SELECT, TAKE])
@@ -25,9 +25,9 @@ def test_each_way_gives_the_rows(
     value = torch.arange(64).view(64, 1, 1).expand(64, 16, 512).remainder(50).to(dtype)
     store.put("key", {"other": torch.zeros(100), "x": value.contiguous()})
     used: list[int] = []
-    original = gather._copy_by
+    original = memstore.rows._copy_by
     monkeypatch.setattr(Costs, "choose", lambda self: way)
-    monkeypatch.setattr(gather, "_copy_by", lambda chosen, *rest: (used.append(chosen), original(chosen, *rest)))
+    monkeypatch.setattr(memstore.rows, "_copy_by", lambda chosen, *rest: (used.append(chosen), original(chosen, *rest)))
     rows = [62, 0, 5, 5, -2, 17] * 10
     assert torch.equal(memstore.read_rows(store.view("key")["x"][1:], rows[:-1]), value[1:][rows[:-1]])
     assert used == [way]

@@ -16,8 +16,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 import memstore
 import memstore.aio
+import memstore.rows
 from memstore.errors import StructureMismatchError
-from memstore.rows import gather
 from tests.support.equality import assert_same
 
 
@@ -177,13 +177,13 @@ def test_texts_of_a_stack_go_into_a_stack(store: memstore.Store) -> None:
 
 def test_many_targets_are_compared_with_what_is_read_in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = [0]
-    plain = gather._range  # pyright: ignore[reportPrivateUsage]
+    plain = memstore.rows._range  # pyright: ignore[reportPrivateUsage]
 
     def counted(tensor: torch.Tensor) -> tuple[int, int]:
         counts[0] += 1
         return plain(tensor)
 
-    monkeypatch.setattr(gather, "_range", counted)
+    monkeypatch.setattr(memstore.rows, "_range", counted)
     members = [TensorDict({"x": torch.full((2,), float(i))}) for i in range(50)]
     source = LazyStackedTensorDict(*members, stack_dim=0)
     memstore.read_rows(source, range(50), out=source.clone())

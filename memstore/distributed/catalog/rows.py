@@ -67,12 +67,14 @@ def entry_of(record: Record, member: bytes) -> Entry:
         member: the id of this host, where all lies for which the record names no other.
     """
     extents = record.segments
-    return Entry(record.version, _body_of(record, extents), _places_of(record, extents, member), record.is_mutable)
+    places = _places_of(record, extents, member)
+    return Entry(record.version, _body_of(record, extents), places, record.is_mutable, record.history)
 
 
 def head_of(record: Record, member: bytes) -> Entry:
     """Returns what `entry_of` does, without the body: in a fifth of the time."""
-    return Entry(record.version, b"", _places_of(record, record.segments, member), record.is_mutable)
+    places = _places_of(record, record.segments, member)
+    return Entry(record.version, b"", places, record.is_mutable, record.history)
 
 
 def change_of(change: engine.Change, member: bytes) -> Change:
@@ -83,7 +85,8 @@ def change_of(change: engine.Change, member: bytes) -> Change:
     extents = _extents_of(record)
     places = _places_of(record, extents, member)
     body, is_mutable = _body_of(record, extents), record.is_mutable
-    return Change(change.key, body, places, change.expect, change.missing_ok, is_mutable, change.seals)
+    said = body, places, change.expect, change.missing_ok, is_mutable, change.seals
+    return Change(change.key, *said, history=change.history)
 
 
 def _extents_of(record: Record) -> tuple[SegmentExtent, ...]:
@@ -102,6 +105,7 @@ def _body_of(record: Record, extents: Sequence[SegmentExtent]) -> bytes:
         size=len(extents),
         parts=engine.encode_extents(extents) if extents else record.parts,
         hosts=None,
+        history=None,
     )
     return encode(named)
 
@@ -121,7 +125,7 @@ def record_of(entry: Entry, member: bytes) -> Record:
     if record.origins is not None:
         decode_origins(record.origins, record.nbytes)
     if not extents and not entry.places and record.adopted is None:  # it is in the body
-        return msgspec.structs.replace(record, version=entry.version)
+        return msgspec.structs.replace(record, version=entry.version, history=entry.history)
     hosts = tuple(place.host for place in entry.places)
     if record.adopted is None:
         found = [(place.put_id, place.segment) for place in entry.places]
@@ -131,12 +135,12 @@ def record_of(entry: Entry, member: bytes) -> Record:
         decode_external(record.adopted)
         _check(len(hosts) == 1 and not entry.places[0].segment, "files of others lie on one host, in no segment")
     if all(host == member for host in hosts):
-        return _lying_here(record, extents, entry.version)
-    return msgspec.structs.replace(record, version=entry.version, hosts=hosts)
+        return _lying_here(record, extents, entry)
+    return msgspec.structs.replace(record, version=entry.version, hosts=hosts, history=entry.history)
 
 
 Checked = Mapping[tuple[bytes, tuple[Place, ...]], Record]
-"""Records, of whatever version, by what an entry says, and where its bytes lie."""
+"""Records, of whatever version and history, by what an entry says, and where its bytes lie."""
 
 
 def checked(entries: Iterable[Entry], member: bytes) -> Checked:
@@ -154,12 +158,18 @@ def _read(body: bytes) -> Record:
         raise CorruptionError(f"what another host says of an entry can't be read: {error}") from None
 
 
-def _lying_here(record: Record, extents: Sequence[SegmentExtent], version: int) -> Record:
+def _lying_here(record: Record, extents: Sequence[SegmentExtent], entry: Entry) -> Record:
     if not record.start:
-        return msgspec.structs.replace(record, version=version)
+        return msgspec.structs.replace(record, version=entry.version, history=entry.history)
     one = extents[0]
     return msgspec.structs.replace(
-        record, version=version, segment=one.segment, put_id=one.put_id, size=one.size, parts=None
+        record,
+        version=entry.version,
+        segment=one.segment,
+        put_id=one.put_id,
+        size=one.size,
+        parts=None,
+        history=entry.history,
     )
 
 
@@ -169,6 +179,7 @@ def _is_consistent(record: Record, extents: Sequence[SegmentExtent]) -> bool:
         record.version == record.segment == 0
         and record.size == len(extents)
         and record.hosts is None
+        and record.history is None
         and 0 <= record.put_id <= _LARGEST
         and 0 <= record.nbytes <= _LARGEST
         and 0 <= record.start <= _LARGEST

@@ -7,7 +7,7 @@ the engine's `TransactionRows`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -41,6 +41,7 @@ from memstore.distributed.rules import (
     Place,
     Quota,
     Remembered,
+    ReplacedRow,
     Standing,
     dispose,
     passing_over,
@@ -53,6 +54,7 @@ from memstore.engine import (
     Charge,
     ClaimedFile,
     Effects,
+    KeptVersion,
     Now,
     PendingPart,
     ReadOnlyTransaction,
@@ -67,6 +69,8 @@ from memstore.engine import (
     charge,
     held_bytes,
     need_cluster,
+    note_history,
+    pinned_versions,
     tables,
     used_by,
 )
@@ -94,6 +98,7 @@ class CatalogTables:
             `own` and `put_copy` may name them.
         checked: records of entries that were looked at before.
         is_shared: the root lies on storage that hosts share.
+        root: that it is the catalog of; None: nothing is written, or there is nothing to be noted beside it.
 
     Attributes:
         has_owed: another host is owed something by what was done here.
@@ -108,9 +113,10 @@ class CatalogTables:
         checked: Checked | None = None,
         *,
         is_shared: bool = False,
+        root: Root | None = None,
     ) -> None:
         self._transaction, self._member, self._effects = transaction, member, effects
-        self.is_shared = is_shared
+        self.is_shared, self._root = is_shared, root
         self._checked = checked or {}
         self._sealed = {(one.segment, one.put_id): one for one in sealed}
         self._versions: dict[bytes, int] = {}  # of the records that were written here
@@ -146,12 +152,36 @@ class CatalogTables:
         if found is None:
             record = record_of(entry, self._member)
         else:
-            record = msgspec.structs.replace(found, version=entry.version)
+            record = msgspec.structs.replace(found, version=entry.version, history=entry.history)
+        if entry.history is not None and self._root is not None:
+            note_history(self._root)
         with self._counted(key):
             self._transaction.put_record(key, record)
         self._versions[key] = entry.version
         self._effects.adds = True
         self._note(key)
+
+    def put_records(self, entries: Sequence[tuple[bytes, Entry]]) -> dict[bytes, CorruptionError]:
+        records: list[tuple[bytes, Record]] = []
+        refused: dict[bytes, CorruptionError] = {}
+        for key, entry in entries:
+            check_encoded(key)
+            try:
+                records.append((key, record_of(entry, self._member)))
+            except CorruptionError as error:
+                refused[key] = error
+            else:
+                self._versions[key] = entry.version
+        if self._effects.counters.quotas:
+            for key, record in records:
+                with self._counted(key):
+                    self._transaction.put_record(key, record)
+        else:
+            self._transaction.put_records(records)
+        if self._root is not None and any(record.history is not None for _, record in records):
+            note_history(self._root)
+        self._effects.adds = self._effects.is_change = True
+        return refused
 
     def put_damaged(self, key: bytes) -> None:
         """A row that is there is as damaged, and says more."""
@@ -238,6 +268,59 @@ class CatalogTables:
         self._effects.is_change = True
         self._effects.keys.add(key)
 
+    # --- versions that were replaced, and stay readable ---------------------------------------------------------------
+
+    def keep_replaced(self, key: bytes) -> None:
+        """Its files here stay live. A repair must not take them for those of the present version: headers say so."""
+        record = self._transaction.record(key)
+        if record is None:
+            return
+        with self._counted(key):
+            tables.put_version(self._transaction, key, record)
+        self._effects.is_change = True
+        for extent in record.here(self._member):
+            if self._segment(Place(self._member, extent.put_id, extent.segment)) is not None:
+                self._effects.replaced.append(extent.segment)
+
+    def replaced_versions(self, key: bytes) -> list[KeptVersion]:
+        return tables.kept_versions(self._transaction, key)
+
+    def replaced_version(self, key: bytes, version: int) -> Entry | None:
+        record = tables.kept_record(self._transaction, key, version)
+        return None if record is None else entry_of(record, self._member)
+
+    def put_replaced(self, key: bytes, entry: Entry) -> None:
+        """Raises CorruptionError unless it can be a record, and its segments here are there."""
+        record = record_of(entry, self._member)
+        for place in entry.places:
+            if place.host == self._member and place.segment:
+                self._make_live(place, key, entry.version)
+                self._end_lending(place)
+                self._effects.replaced.append(place.segment)
+        if self._root is not None:
+            note_history(self._root)
+        with self._counted(key):
+            tables.put_version(self._transaction, key, record)
+        self._effects.is_change = True
+
+    def drop_replaced(self, key: bytes, version: int) -> Entry | None:
+        """Raises CorruptionError, when it is dropped: its row is damaged."""
+        self._effects.is_change = True
+        with self._counted(key):
+            record = tables.take_version(self._transaction, key, version)
+        return None if record is None else head_of(record, self._member)
+
+    def all_replaced(self, after: bytes, limit: int) -> list[ReplacedRow]:
+        rows = self._readable(tables.HISTORY, tables.read_version, limit, after)
+        return [ReplacedRow(name, key, head_of(record, self._member)) for name, (key, record) in rows]
+
+    def pinned(self, key: bytes) -> frozenset[int]:
+        pins = tables.pins_of(self._transaction, key)
+        if self._root is None or not pins:
+            return frozenset()
+        self._effects.is_change = True
+        return pinned_versions(self._root, self._transaction, pins)
+
     # --- the cluster --------------------------------------------------------------------------------------------------
 
     def standing(self) -> Standing | None:
@@ -317,8 +400,8 @@ class CatalogTables:
     def all_kept(self, after: bytes | None = None, limit: int = _MOST_ROWS) -> list[tuple[bytes, KeptGroup]]:
         return self._groups(tables.KEPT, KeptGroup, limit, after)
 
-    def keep(self, key: bytes, entry: Entry | None) -> None:
-        self._put(tables.GIVEN, key, _DAMAGED if entry is None else encode(entry), adds=True)
+    def keep(self, rows: Mapping[bytes, Entry | None]) -> None:
+        self._put_all(tables.GIVEN, {key: _DAMAGED if entry is None else encode(entry) for key, entry in rows.items()})
 
     def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
         rows: list[tuple[bytes, bytes]] = []
@@ -327,12 +410,18 @@ class CatalogTables:
         rows += self._transaction.rows_with(tables.GIVEN, group + b"/", limit)
         return [(key, _kept_entry(key, stored)) for key, stored in rows[:limit]]
 
-    def kept_record(self, key: bytes) -> Entry | None:
-        stored = self._transaction.row(tables.GIVEN, key)
-        return None if stored is None else _kept_entry(key, stored)
+    def kept_of(self, keys: Sequence[bytes]) -> dict[bytes, Entry | None]:
+        rows = self._transaction.rows_of(tables.GIVEN, keys)
+        return {key: _kept_entry(key, stored) for key, stored in rows.items()}
 
-    def forget_kept(self, key: bytes) -> None:
-        self._delete(tables.GIVEN, key)
+    def take_kept(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+        rows: list[tuple[bytes, bytes]] = []
+        if group and (stored := self._transaction.row(tables.GIVEN, group)) is not None:
+            rows.append((group, stored))
+            self._delete(tables.GIVEN, group)
+        rows += self._transaction.take_rows(tables.GIVEN, group + b"/", limit - len(rows))
+        self._effects.is_change = True
+        return [(key, _kept_entry(key, stored)) for key, stored in rows]
 
     def _read_group(self, table: str, group: bytes, kind: type[Row]) -> Row | None:
         said = tables.read_body(self._transaction, table, tables.group_row(group))
@@ -384,10 +473,16 @@ class CatalogTables:
     def ownership(self, group: bytes) -> Ownership | None:
         return self._read_group(tables.DIRECTORY, group, Ownership)
 
-    def put_ownership(self, row: Ownership) -> None:
-        self._drop_number(row.group)
-        self._put(tables.DIRECTORY, tables.group_row(row.group), row, adds=True)
-        self._put(tables.GRANTS, _number_row(row), b"", adds=True)
+    def ownerships_of(self, groups: Sequence[bytes]) -> dict[bytes, Ownership]:
+        rows = self._transaction.rows_of(tables.DIRECTORY, [tables.group_row(group) for group in groups])
+        return {key[1:]: decode(Ownership, tables.body_of(key, stored)) for key, stored in rows.items()}
+
+    def put_ownerships(self, rows: Sequence[Ownership]) -> None:
+        row_of = {tables.group_row(row.group): row for row in rows}
+        for key in self._transaction.rows_of(tables.DIRECTORY, list(row_of)):
+            self._drop_number(key[1:])
+        self._put_all(tables.DIRECTORY, {key: encode(row) for key, row in row_of.items()})
+        self._put_all(tables.GRANTS, {_number_row(row): b"" for row in row_of.values()})
 
     def drop_ownership(self, group: bytes) -> None:
         self._drop_number(group)
@@ -649,6 +744,18 @@ class CatalogTables:
         elif self._transaction.row(tables.KEEPERS, key) is not None:
             self._delete(tables.KEEPERS, key)
 
+    def keepers_of(self, keys: Sequence[bytes]) -> dict[bytes, tuple[tuple[bytes, int], ...]]:
+        found: dict[bytes, tuple[tuple[bytes, int], ...]] = {}
+        for key, stored in self._transaction.rows_of(tables.KEEPERS, keys).items():
+            try:
+                found[key] = keepers_of(tables.body_of(key, stored))
+            except CorruptionError as error:
+                self.pass_over(key, error)
+        return found
+
+    def put_keepers_of(self, rows: Mapping[bytes, Sequence[tuple[bytes, int]]]) -> None:
+        self._put_all(tables.KEEPERS, {key: encode(tuple(keepers)) for key, keepers in rows.items()})
+
     def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
         return self._readable(tables.KEEPERS, lambda key, stored: keepers_of(tables.body_of(key, stored)), limit, after)
 
@@ -712,6 +819,10 @@ class CatalogTables:
 
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key, _ in self._transaction.rows_with(tables.LACKING, b"", limit, after)]
+
+    def have_more(self, keys: Sequence[bytes]) -> frozenset[bytes]:
+        noted = (tables.BACKUPS, tables.LACKING, tables.REPLICAS)
+        return frozenset(key for table in noted for key in self._transaction.rows_of(table, keys))
 
     def replica(self, key: bytes) -> tuple[bytes, int] | None:
         """Returns a host that has said that it has a replica, and of which version. None, too, of a damaged row."""
@@ -881,6 +992,9 @@ class CatalogTables:
     def tell(self, key: bytes) -> None:
         self._note(key)
 
+    def tell_all(self) -> None:
+        self._effects.wakes_all = self._effects.is_change = True
+
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def _readable(
@@ -906,6 +1020,10 @@ class CatalogTables:
         tables.put_body(self._transaction, table, key, row if isinstance(row, bytes) else encode(row))
         self._effects.is_change = True
         self._effects.adds |= adds
+
+    def _put_all(self, table: str, rows: Mapping[bytes, bytes]) -> None:
+        tables.put_bodies(self._transaction, table, rows)
+        self._effects.is_change = self._effects.adds = True
 
     def _delete(self, table: str, key: bytes) -> None:
         self._transaction.delete_row(table, key)
@@ -980,7 +1098,7 @@ def run(
     member, is_shared = root.member_id(), root.storage.sees_all_hosts
 
     def act(transaction: Transaction, effects: Effects) -> Result:
-        made = CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared)
+        made = CatalogTables(transaction, member, effects, sealed, checked, is_shared=is_shared, root=root)
         result = action(made)
         made.charge()
         return result

@@ -37,11 +37,14 @@ from memstore.distributed.rules import (
     groups_of,
     is_unsealed,
     look_up,
+    look_up_versions,
     own_standing,
     page,
     put_part,
     read_all,
+    read_version,
     turn,
+    versions_of,
     wait_any,
     wait_any_of,
     wait_there,
@@ -164,7 +167,11 @@ class SeenEntries:
 
 
 class EntryReading:
-    """One call that maps entries, and looks them up again where their bytes are gone."""
+    """One call that maps entries, and looks them up again where their bytes are gone.
+
+    Args:
+        may_be_replaced: versions that were replaced, and are kept, are read too.
+    """
 
     def __init__(
         self,
@@ -175,9 +182,11 @@ class EntryReading:
         *,
         may_lock: bool,
         lazily: bool,
+        may_be_replaced: bool = False,
     ) -> None:
         self._root, self._members, self._transfers = root, members, transfers
         self._deadline, self._may_lock, self._lazily = deadline, may_lock, lazily
+        self._is_live = not may_be_replaced
         self._misfits: set[tuple[bytes, Entry]] = set()
 
     def map(self, key: bytes, entry: Entry) -> MappedEntry | None:
@@ -191,7 +200,7 @@ class EntryReading:
         reads_lazily = self._lazily and not self._root.storage.maps_at_once
         if record.hosts is None and not (reads_lazily and record.segments):
             with self._root.reading():
-                held = map_entry(self._root, key, record, live=True)
+                held = map_entry(self._root, key, record, live=self._is_live)
             return held or self._missed(key, entry, record)
         if record.is_mutable:
             return MappedEntry(record)  # its reader refuses it, or opens it in place
@@ -410,6 +419,31 @@ class OtherHosts:
         found = self._drive(read_all(self._client, keys, fetch), deadline)
         return [None if one is None else one[1] for one in found]
 
+    def hold_one(
+        self, key: bytes, version: int, deadline: float, *, may_lock: bool = True, lazily: bool = False
+    ) -> MappedEntry | None:
+        deadline = _at_least(deadline)
+        members, transfers = self._standings.member_of, self._transfers
+        reading = EntryReading(
+            self._root, members, transfers, deadline, may_lock=may_lock, lazily=lazily, may_be_replaced=True
+        )
+
+        def fetch(key: bytes, entry: Entry) -> Steps[MappedEntry | None]:
+            return reading.map(key, entry)
+            yield  # steps, as the rules want it, and none of them
+
+        self._root.catalog.open_optional()
+        return self._drive(read_version(self._client, key, version, fetch), deadline)
+
+    def versions(self, key: bytes, deadline: float) -> list[int]:
+        self._root.catalog.open_optional()
+        return list(self._drive(versions_of(self._client, key), deadline))
+
+    def version_records(self, key: bytes, deadline: float) -> list[Record]:
+        versions = self.versions(key, deadline)
+        entries = self._drive(look_up_versions(self._client, key, versions), deadline)
+        return [catalog.record_of(entry, self._member) for entry in entries if entry is not None]
+
     def seen_from_here(self, member: bytes, record: Record) -> Record:
         return catalog.record_of(catalog.entry_of(record, member), self._member)
 
@@ -424,13 +458,15 @@ class OtherHosts:
             left = error
         if held is not None or not record.description:
             return held
-        (entry,) = self._drive(look_up(self._client, [key]), deadline)
-        if entry is None or entry.version != record.version:
+        (entry,) = self._drive(look_up_versions(self._client, key, [record.version]), deadline)
+        if entry is None:
             if left is not None:
                 raise left
             return None
         members, transfers = self._standings.member_of, self._transfers  # its host was drained: the version has moved
-        reading = EntryReading(self._root, members, transfers, deadline, may_lock=may_lock, lazily=lazily)
+        reading = EntryReading(
+            self._root, members, transfers, deadline, may_lock=may_lock, lazily=lazily, may_be_replaced=True
+        )
         return reading.map(key, entry)
 
     def records(self, keys: Sequence[bytes], deadline: float) -> list[Record | None]:

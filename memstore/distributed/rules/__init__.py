@@ -8,6 +8,7 @@ directory  which member owns a group: grants, denials, the deputies' copies; how
 roster     who is a member: admission and removal
 promotion  deputies, and how another member becomes the seed
 index      the index process: all of these
+history    versions of a key that were replaced and stay readable, and how bytes are let go
 client     how a process finds the owner of a key, and changes keys
 reading    how it reads keys, waits for them, and lists them
 fence      what hosts do by themselves when one is silent: a deputy takes over, the seed removes a member
@@ -25,6 +26,7 @@ from __future__ import annotations
 from memstore.distributed.rules.client import Client, DeadlinePassed, failed_of
 from memstore.distributed.rules.draining import Take, replace_places
 from memstore.distributed.rules.fence import BEATS, HostLease
+from memstore.distributed.rules.history import dispose, passing_over
 from memstore.distributed.rules.index import Index, Unnoted
 from memstore.distributed.rules.messages import (
     LONGEST_NAME,
@@ -44,6 +46,7 @@ from memstore.distributed.rules.messages import (
     Failed,
     FindBackups,
     FindOwners,
+    FindVersions,
     Finish,
     Give,
     GiveUp,
@@ -103,9 +106,20 @@ from memstore.distributed.rules.nouns import (
     group_of,
     groups_of,
 )
-from memstore.distributed.rules.owning import answer_again, dispose, keep_answer, passing_over, session_of
+from memstore.distributed.rules.owning import answer_again, keep_answer, session_of
 from memstore.distributed.rules.promotion import NotPromoted
-from memstore.distributed.rules.reading import is_unsealed, look_up, page, read_all, wait_any, wait_any_of, wait_there
+from memstore.distributed.rules.reading import (
+    is_unsealed,
+    look_up,
+    look_up_versions,
+    page,
+    read_all,
+    read_version,
+    versions_of,
+    wait_any,
+    wait_any_of,
+    wait_there,
+)
 from memstore.distributed.rules.relays import Tree, Trees
 from memstore.distributed.rules.replicas import Fetch, Settle
 from memstore.distributed.rules.returning import FormerEntry, FormerRoot
@@ -121,6 +135,7 @@ from memstore.distributed.rules.steps import (
     Pause,
     Race,
     Remembered,
+    ReplacedRow,
     Send,
     Steps,
     Tables,
@@ -152,6 +167,7 @@ __all__ = [
     "Fetch",
     "FindBackups",
     "FindOwners",
+    "FindVersions",
     "Finish",
     "FormerEntry",
     "FormerRoot",
@@ -206,6 +222,7 @@ __all__ = [
     "Remembered",
     "Remove",
     "Renew",
+    "ReplacedRow",
     "Replicate",
     "Replicated",
     "Request",
@@ -241,15 +258,18 @@ __all__ = [
     "is_unsealed",
     "keep_answer",
     "look_up",
+    "look_up_versions",
     "own_standing",
     "page",
     "passing_over",
     "put_part",
     "read_all",
+    "read_version",
     "replace_places",
     "send",
     "session_of",
     "turn",
+    "versions_of",
     "wait_any",
     "wait_any_of",
     "wait_there",

@@ -580,7 +580,8 @@ def _to_keep(changes: Sequence[Change], owner: GroupOwner, answer: Committed, st
         if change.body is not None and is_kept(change):
             grant = owner.grants[group_of(change.key)]
             is_replica = bool(change.places) and not change.is_mutable and replicas.is_sync(standing, change.key)
-            backup = Backup(version, grant.number, change.body, change.places, change.is_mutable, is_replica)
+            said = change.body, change.places, change.is_mutable
+            backup = Backup(version, grant.number, *said, is_replica, change.history)
             own = backup if is_replica else None
             rows.append(ToKeep(change.key, version, grant, None if change.renews else backup, replica=own))
     return rows

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import msgspec
 
+from memstore.distributed.rules.history import hand_on, passing_over, with_replaced
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     OUTCOMES_LIMIT,
@@ -48,8 +50,8 @@ from memstore.distributed.rules.nouns import (
     Standing,
     group_of,
 )
-from memstore.distributed.rules.owning import REMOVED, admit, group_page, passing_over, record_grant
-from memstore.distributed.rules.recovery import NotRecovered, forget_replica, is_outdated, is_pending
+from memstore.distributed.rules.owning import REMOVED, admit, group_page, record_grant
+from memstore.distributed.rules.recovery import SOON, NotRecovered, forget_replica, is_outdated, is_pending
 from memstore.distributed.rules.sharded import end_attempts_of, remember
 from memstore.distributed.rules.steps import (
     KeptGroup,
@@ -87,6 +89,8 @@ from memstore.distributed.rules.steps import (
 # begins anew. Their grants are of the epoch of the admission, which is AHEAD: so nobody drops them as those of a
 # removed member.
 
+
+log = logging.getLogger("memstore")
 
 IDLE = 1_000_000_000  # nanoseconds after which a deputy is asked though there is nothing to tell
 BETWEEN = 0.002  # seconds between two portions of a host's work, in which its puts come to the mutex
@@ -505,9 +509,8 @@ def _write(
         )
         for number, group in enumerate(groups, last + 1)
     ]
-    for row in rows:
-        tables.put_ownership(row)
     if rows:
+        tables.put_ownerships(rows)
         tables.granted = last + len(rows)
     return rows
 
@@ -518,10 +521,13 @@ def take_mirror(tables: Tables, standing: Standing, request: Mirror) -> Answer:
         return Stale(max(standing.promised, standing.roster.term))
     if request.term > standing.roster.term:
         return Later()
+    known, newer = tables.ownerships_of([row.group for row in request.rows]), list[Ownership]()
     for row in request.rows:
-        old = tables.ownership(row.group)
+        old = known.get(row.group)
         if old is None or old.grant.number < row.grant.number or old.grant.term < request.term:
-            tables.put_ownership(row)
+            newer.append(row)
+    if newer:
+        tables.put_ownerships(newer)
     term, upto = tables.mirrored
     if term != request.term:
         upto = 0
@@ -678,6 +684,7 @@ def _page(
     rows: Rows = []
     nbytes = 0
     for key, entry in page:
+        entry = None if entry is None else with_replaced(tables, key, entry)
         size = KEY_LIMIT if entry is None else entry.nbytes
         if rows and (nbytes + size > BYTES_LIMIT or len(rows) == ROWS_LIMIT):
             found.append(_message(giver, group, leaving, rows, None))
@@ -718,8 +725,13 @@ def _drop(tables: Tables, roster: Roster, leaving: LeavingGroup, row: Ownership)
 def _drop_rest(group: bytes, leaving: LeavingGroup) -> Steps[LeavingGroup]:
     """The rest of step 4, but for telling the seed."""
     after: bytes | None = b""
+    given_up = 0
     while after is not None:
-        after = yield from transact(lambda tables, start=after: _drop_page(tables, group, leaving, start))
+        count, after = yield from transact(lambda tables, start=after: _drop_page(tables, group, leaving, start))
+        given_up += count
+    if given_up:
+        name = group.decode(errors="replace")
+        log.warning("%d replaced versions of the group %r go: one message has no room for all of a key", given_up, name)
     return leaving
 
 
@@ -743,15 +755,19 @@ def _hand(standing: Standing, dropped: dict[bytes, LeavingGroup]) -> Steps[None]
             yield from transact(lambda tables, group=group, over=over: tables.put_leaving(group, over))
 
 
-def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes) -> bytes | None:
-    """Deletes records. Bytes that lie here are lent to the new owner. What is damaged stays."""
+def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes) -> tuple[int, bytes | None]:
+    """Deletes records. Bytes that lie here are lent to the new owner. What is damaged stays.
+
+    Returns how many replaced versions were given up, and where the next page begins.
+    """
     standing = tables.standing()
     if standing is None or tables.leaving(group) != leaving:  # it may be owned here once more
-        return None
-    page = group_page(tables, group, after, ROWS_LIMIT)
+        return 0, None
+    page, given_up = group_page(tables, group, after, ROWS_LIMIT), 0
     for key, entry in page:
         if entry is None:
             continue
+        given_up += hand_on(tables, standing, key, entry, leaving.taker)
         tables.delete_record(key)
         tables.put_keepers(key, ())  # they count no more; if the group comes back, nobody has kept them up to date
         tables.put_unnoted(key, False)
@@ -760,7 +776,7 @@ def _drop_page(tables: Tables, group: bytes, leaving: LeavingGroup, after: bytes
             if place.host == standing.member:
                 with passing_over(tables, key):
                     tables.lend(place, Lent(key, leaving.taker))
-    return page[-1][0] if len(page) >= ROWS_LIMIT else None
+    return given_up, page[-1][0] if len(page) >= ROWS_LIMIT else None
 
 
 # --- the new owner ----------------------------------------------------------------------------------------------------
@@ -780,12 +796,9 @@ def take(tables: Tables, standing: Standing, request: Give) -> Answer:
         kept = None
     kept = kept or KeptGroup(request.giver, request.of)
     if kept.version is None:
-        for key, entry in request.rows:
-            if group_of(key) == request.group:
-                tables.keep(key, entry)
-        for key in request.damaged:
-            if group_of(key) == request.group:
-                tables.keep(key, None)
+        rows = {key: entry for key, entry in request.rows if group_of(key) == request.group}
+        damaged = dict.fromkeys((key for key in request.damaged if group_of(key) == request.group), None)
+        tables.keep({**rows, **damaged})
         for outcome in request.outcomes:
             remember(tables, outcome)
         kept = msgspec.structs.replace(kept, version=request.version)
@@ -839,7 +852,7 @@ def _settle_page(standing: Standing, kept_of: Mapping[bytes, KeptGroup], refused
     while mine:
         done = yield from transact(lambda tables, some=mine: _open_some(tables, some, refused))
         mine = mine[done:]
-        yield from pause(BETWEEN)
+        yield from pause(SOON)
     return True
 
 

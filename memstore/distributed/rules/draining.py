@@ -19,7 +19,8 @@ from zlib import crc32
 
 import msgspec
 
-from memstore.distributed.rules import directory
+from memstore.distributed.rules import directory, history
+from memstore.distributed.rules.history import dispose, is_here
 from memstore.distributed.rules.messages import (
     PORTION,
     ROWS_LIMIT,
@@ -37,7 +38,7 @@ from memstore.distributed.rules.messages import (
     TakeOver,
 )
 from memstore.distributed.rules.nouns import Entry, Member, Roster, Standing, group_of
-from memstore.distributed.rules.owning import dispose, group_heads, is_here
+from memstore.distributed.rules.owning import group_heads
 from memstore.distributed.rules.recovery import forget_keepers, noted
 from memstore.distributed.rules.roster import adopt, leave
 from memstore.distributed.rules.steps import (
@@ -403,7 +404,8 @@ def _take_all(leaver: bytes, take: Take) -> Steps[Done | Failed | None]:
                 if met.error == "StoreFullError":
                     return met
             is_whole = is_whole and met is True
-        if last is None:
+        if last is None:  # what was replaced meanwhile isn't seen before, and may be kept
+            is_whole = (yield from history.take_over(leaver, take)) and is_whole
             return first or (Done() if is_whole else None)
         after = last
         yield from pause(directory.BETWEEN)
@@ -435,18 +437,23 @@ def _take(leaver: bytes, key: bytes, take: Take) -> Steps[bool | Failed]:
 def replace_places(tables: Tables, key: bytes, before: Entry, after: Entry) -> bool:
     """Names copies in a record, in place of bytes that lie on a member that leaves. The version stays.
 
-    Nothing happens, and False is returned, if the record is another one, or its group leaves: the next owner may have
-    got it as it was.
+    It may be the present version, or one that was replaced and is kept. Nothing happens, and False is returned, if the
+    record is another one, or its group leaves: the next owner may have got it as it was.
     """
-    standing, group, now = own_standing(tables), group_of(key), tables.record(key)
+    standing, group, now = own_standing(tables), group_of(key), history.find(tables, key, before.version)
     if not standing.may_change or tables.owned(group) is None or tables.leaving(group) is not None:
         return False
-    if now is None or (now.version, now.places) != (before.version, before.places):
+    if now is None or now.places != before.places:
         return False
-    tables.put_record(key, after)
-    for place in after.places:
-        if is_here(standing, place) and place not in before.places:
-            tables.own(place, key)
-    forget_keepers(tables, key)
+    present = tables.head(key)
+    if present is None or present.version != before.version:
+        tables.drop_replaced(key, before.version)
+        tables.put_replaced(key, after)
+    else:
+        tables.put_record(key, after)
+        for place in after.places:
+            if is_here(standing, place) and place not in before.places:
+                tables.own(place, key)
+        forget_keepers(tables, key)
     dispose(tables, standing, [place for place in before.places if place not in after.places])
     return True

@@ -43,6 +43,7 @@ from memstore.distributed.rules.messages import (
     Ended,
     FindBackups,
     FindOwners,
+    FindVersions,
     Finish,
     Give,
     GiveUp,
@@ -102,7 +103,7 @@ ALONE = 3_000_000_000  # nanoseconds that a root without a cluster waits for mem
 _MOST_NAMED = 64  # hosts, of a first boot
 _KEPT_FOR_SEED = 2_000_000_000  # nanoseconds that a seed keeps what it can't tell yet
 _OfOwner = (
-    Lookup | Wait | List | WaitAny | Commit | Named | Resolve | Prepare | Look | Renew | Publish | GiveUp
+    Lookup | FindVersions | Wait | List | WaitAny | Commit | Named | Resolve | Prepare | Look | Renew | Publish | GiveUp
 )  # what a host that is fenced doesn't answer: somebody else may be the owner by now
 _ToSeed = ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Inherit
 
@@ -216,6 +217,8 @@ class Index:
                 if request.pin:
                     self._pin(tables, request)
                 return owning.look_up(tables, standing, request)
+            case FindVersions():
+                return owning.find_versions(tables, standing, request)
             case Wait():
                 return owning.version_of(tables, standing, request)
             case WaitAny():

@@ -76,12 +76,19 @@ class Lookup(msgspec.Struct, frozen=True, array_like=True, tag=3):
     Attributes:
         pin: their bytes are to stay for a while.
         brief: only their versions are asked for.
+        versions: which version of each key, the present one or one that was replaced and is kept; none: the present
+            ones.
     """
 
     keys: Keys
     grants: Grants
     pin: bool = False
     brief: bool = False
+    versions: Annotated[tuple[Number, ...], Meta(max_length=BATCH_LIMIT)] = ()
+
+    def __post_init__(self) -> None:
+        if self.versions and len(self.versions) != len(self.keys):
+            raise ValueError(f"{len(self.versions)} versions of {len(self.keys)} keys")
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -157,6 +164,13 @@ class WaitAny(msgspec.Struct, frozen=True, array_like=True, tag=10):
     term: Number = 0
     epoch: Number = 0
     grant: Grant | None = None
+
+
+class FindVersions(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Asks for the versions of a key that can be read. Its answer is `Found`: them in order, without bodies."""
+
+    key: Key
+    grant: Grant
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag=14):
@@ -934,7 +948,7 @@ class Offered(msgspec.Struct, frozen=True, array_like=True, tag=113):
 
 
 Request = (
-    Open | Close | Lookup | Wait | List | Commit | Resolve | Named | Release | WaitAny
+    Open | Close | Lookup | FindVersions | Wait | List | Commit | Resolve | Named | Release | WaitAny
     | Prepare | Look | Renew | Publish | GiveUp
     | Ask | Remove | Drain | ClaimGroups | FindOwners | WatchGroup | HandOver | Dropped | Finish | BringGroups
     | Mirror | Promise | Obey | Announce | Give | Serve | TakeOver | Stay | Meet | Heartbeat | AskSilence

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from memstore._arguments import MOST_VERSIONS
 from memstore.engine import Place, tables
 
 KEY_LIMIT = 500  # bytes
@@ -29,6 +30,7 @@ Id = tables.Id
 Number = tables.Number
 Duration = tables.Duration
 Rank = tables.Rank
+Limits = tuple[Annotated[int, Meta(ge=1, le=MOST_VERSIONS)], Number]  # as of `Record.history`
 
 
 def group_of(key: bytes) -> bytes:
@@ -285,6 +287,14 @@ class Ownership(msgspec.Struct, frozen=True, array_like=True):
 # --- records ----------------------------------------------------------------------------------------------------------
 
 
+class OlderVersion(msgspec.Struct, frozen=True, array_like=True):
+    """A replaced version that is kept, as a hand-over brings it with the present one. Its fields are as of `Entry`."""
+
+    version: Number
+    body: bytes
+    places: Annotated[tuple[Place, ...], Meta(max_length=1 << 16)] = ()
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """A version of a key.
 
@@ -292,17 +302,23 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
         body: what the record says beside that, opaque here.
         places: where its bytes lie; none, if the body has them.
         is_mutable: its rows are written in place, on the host of its only place; no ordinary value is put over it.
+        history: how many of the key's last versions stay readable, this one among them, and how many bytes the replaced
+            ones may take (0: any); None: this one alone. See `history.py`.
+        replaced: the replaced ones, the oldest first, where a hand-over brings them.
     """
 
     version: Number
     body: bytes
     places: Annotated[tuple[Place, ...], Meta(max_length=1 << 16)] = ()
     is_mutable: bool = False
+    history: Limits | None = None
+    replaced: Annotated[tuple[OlderVersion, ...], Meta(max_length=MOST_VERSIONS)] = ()
 
     @property
     def nbytes(self) -> int:
         """The bytes that it takes in a message, with its key, at most."""
-        return len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
+        nbytes = len(self.body) + _PLACE * len(self.places) + KEY_LIMIT + _NUMBERS
+        return nbytes + sum([len(one.body) + _PLACE * len(one.places) + _NUMBERS for one in self.replaced])
 
 
 class Returning(msgspec.Struct, frozen=True, array_like=True):
@@ -331,6 +347,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
         seals: the put id of the mutable entry that the key must have; 0: it must have none. With `is_mutable`, that
             entry gets a new version, and nothing else changes.
         returns: it is put only if it may come back.
+        history: as of `Entry`, from this version on; None: as the key has it.
     """
 
     key: Key
@@ -341,6 +358,7 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     is_mutable: bool = False
     seals: Number = 0
     returns: Returning | None = None
+    history: Limits | None = None
 
     @property
     def renews(self) -> bool:
@@ -362,7 +380,7 @@ class Backup(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         number: of the grant by which the owner was asked.
-        body, places, is_mutable: as of `Entry`.
+        body, places, is_mutable, history: as of `Entry`; the history that its put has asked for.
         is_replica: the bytes are a replica, which no record of the owner names.
     """
 
@@ -372,6 +390,7 @@ class Backup(msgspec.Struct, frozen=True, array_like=True):
     places: Annotated[tuple[Place, ...], Meta(max_length=1 << 16)] = ()
     is_mutable: bool = False
     is_replica: bool = False
+    history: Limits | None = None
 
     @property
     def nbytes(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import repeat
 
 import msgspec
 
-from memstore.distributed.rules import remembering
+from memstore.distributed.rules import history, remembering
+from memstore.distributed.rules.history import dispose, is_here, passing_over
 from memstore.distributed.rules.messages import (
     BYTES_LIMIT,
     ROWS_LIMIT,
@@ -19,6 +20,7 @@ from memstore.distributed.rules.messages import (
     Ended,
     Failed,
     FindOwners,
+    FindVersions,
     Found,
     GiveUp,
     IsAt,
@@ -165,26 +167,31 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
         kept.version is None or not is_free or grant.epoch > standing.roster.epoch
     ):  # records may name hosts that are new
         return False
-    page = tables.kept_page(group, ROWS_LIMIT)
+    page = tables.take_kept(group, ROWS_LIMIT)
+    whole: dict[bytes, Entry] = {}
     for key, entry in page:
-        tables.forget_kept(key)
         if entry is None:
             tables.put_damaged(key)
-            continue
-        if not are_there(tables, standing, entry.places):
-            with passing_over(tables, key):  # that host was removed while the group was on its way
+        elif not entry.places or are_there(tables, standing, entry.places):
+            whole[key] = entry
+        else:  # that host was removed while the group was on its way
+            with passing_over(tables, key):
                 dispose(tables, standing, entry.places)
+                for one in entry.replaced:
+                    dispose(tables, standing, one.places)
             remembering.note(tables, Change(key, None))
             note_change(tables, standing, Change(key, None), 0)
-            continue
-        try:
-            tables.put_record(key, entry)
-        except CorruptionError as error:  # one that can't be a record keeps no other from coming
-            tables.pass_over(key, error)
-            tables.put_damaged(key)
-            continue
-        let_go(tables, key, entry.places)
-        note_lacking(tables, standing, Change(key, b"", is_mutable=entry.is_mutable), is_alone=False)
+    for key, error in tables.put_records(list(whole.items())).items():  # what can't be a record stops no other
+        tables.pass_over(key, error)
+        tables.put_damaged(key)
+        del whole[key]
+    for key, entry in whole.items():
+        history.put_replaced(tables, standing, key, entry.replaced)
+    more = whole if standing.roster.policy_of(group) is not None else tables.have_more(list(whole))
+    for key, entry in whole.items():
+        if key in more:
+            let_go(tables, key, entry.places)
+            note_lacking(tables, standing, Change(key, b"", is_mutable=entry.is_mutable), is_alone=False)
         for place in entry.places:
             if is_here(standing, place):
                 with passing_over(tables, key):
@@ -196,6 +203,12 @@ def _is_open(tables: Tables, standing: Standing, group: bytes, grant: Grant) -> 
     record_grant(
         tables, group, grant
     )  # also for a read: nothing else says any more that these records were handed over
+    first = group_heads(tables, group, b"", 1)
+    if page and first and first[0][0] == page[0][0]:
+        for key in whole:
+            tables.tell(key)
+    else:  # it had more than one page
+        tables.tell_all()
     return True
 
 
@@ -208,7 +221,7 @@ def look_up(tables: Tables, standing: Standing, request: Lookup) -> Answer:
         return refused
     entries: list[Entry | None] = []
     nbytes = 0
-    for entry in map(tables.record, request.keys):
+    for entry in map(history.find, repeat(tables), request.keys, request.versions or repeat(0)):
         if request.brief:
             entries.append(entry and Entry(entry.version, b""))
             continue
@@ -217,6 +230,11 @@ def look_up(tables: Tables, standing: Standing, request: Lookup) -> Answer:
             break
         entries.append(entry)
     return Found(tuple(entries))
+
+
+def find_versions(tables: Tables, standing: Standing, request: FindVersions) -> Answer:
+    refused = admit(tables, standing, [group_of(request.key)], [request.grant], changes=False)
+    return refused or Found(tuple(Entry(version, b"") for version in history.versions_of(tables, request.key)))
 
 
 def version_of(tables: Tables, standing: Standing, request: Wait) -> Answer:
@@ -289,7 +307,7 @@ def is_named(tables: Tables, key: bytes, place: Place) -> bool:
     except CorruptionError as error:  # it may name the place: that stays
         tables.pass_over(key, error)
         return True
-    if entry is not None and place in entry.places:
+    if (entry is not None and place in entry.places) or history.names(tables, key, place):
         return True
     return any(part.place == place for part in tables.parts(key))
 
@@ -421,6 +439,12 @@ def apply(
     for change, old in zip(changes, found, strict=True):
         if standing is not None:
             remembering.note(tables, change)
+        limits, is_kept = change.history, False
+        if old is not None and not change.renews and (old.history is not None or limits is not None):
+            limits = limits or (None if change.body is None else old.history)
+            limits, is_kept = history.keep_replaced(tables, standing, change.key, limits), True
+        elif limits is not None and limits[0] == 1:
+            limits = None
         if change.body is None:
             versions.append(old.version if old is not None else 0)
             tables.delete_record(change.key)
@@ -435,11 +459,12 @@ def apply(
             if whole is not None:
                 tables.put_record(change.key, msgspec.structs.replace(whole, version=tables.version))
                 continue
-            tables.put_record(change.key, Entry(tables.version, change.body, change.places, change.is_mutable))
+            entry = Entry(tables.version, change.body, change.places, change.is_mutable, limits)
+            tables.put_record(change.key, entry)
             for place in change.places:
                 if is_here(standing, place):
                     tables.own(place, change.key)
-        if old is not None:
+        if old is not None and not is_kept:
             dispose(tables, standing, old.places)
     return Committed(tuple(versions))
 
@@ -472,28 +497,6 @@ def bytes_gone(tables: Tables, places: Iterable[tuple[bytes, Place]]) -> Failed 
         if not tables.is_there(place):
             return Failed("StoreTimeoutError", "its time was over, and its bytes have been given back", key)
     return None
-
-
-def dispose(tables: Tables, standing: Standing | None, places: Sequence[Place]) -> None:
-    """Lets go of bytes that nothing names any more. Other hosts are told later: they are owed it."""
-    for place in places:
-        if is_here(standing, place):
-            tables.retire(place)
-        elif standing is not None and place.host in standing.roster.ids:
-            tables.owe(place)
-
-
-@contextlib.contextmanager
-def passing_over(tables: Tables, key: bytes) -> Generator[None]:
-    """Goes on: what becomes of the bytes of a damaged segment is no reason for other keys to wait. People are told."""
-    try:
-        yield
-    except CorruptionError as error:
-        tables.pass_over(key, error)
-
-
-def is_here(standing: Standing | None, place: Place) -> bool:
-    return standing is None or place.host == standing.member
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------

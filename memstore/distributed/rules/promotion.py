@@ -417,10 +417,13 @@ def announce(tables: Tables, standing: Standing, request: Announce) -> Answer:
 
 
 def _write_rows(tables: Tables, rows: Sequence[Ownership]) -> None:
+    known = tables.ownerships_of([row.group for row in rows])
+    newer: dict[bytes, Ownership] = {}
     for row in rows:
-        old = tables.ownership(row.group)
+        old = newer.get(row.group) or known.get(row.group)
         if old is None or old.grant.number < row.grant.number:
-            tables.put_ownership(row)
+            newer[row.group] = row
+    tables.put_ownerships(list(newer.values()))
 
 
 def _has_announced(tables: Tables, member: bytes, versions: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from memstore.distributed.rules import owning
+from memstore.distributed.rules import history, owning
 from memstore.distributed.rules.client import (
     AGAIN,
     CatalogView,
@@ -32,6 +32,7 @@ from memstore.distributed.rules.messages import (
     ROWS_LIMIT,
     Answer,
     FindOwners,
+    FindVersions,
     Found,
     IsAt,
     List,
@@ -216,6 +217,99 @@ def read_all(
             yield from pause(AGAIN)
     except DeadlinePassed as why:
         raise unavailable(keys[0], None, why) from None
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def read_version(
+    client: Client, key: bytes, version: int, fetch: Callable[[bytes, Entry], Steps[Value | None]]
+) -> Steps[Value | None]:
+    """Reads one version of a key, the present one or one that was replaced and is kept. None: there is none.
+
+    Args:
+        fetch: as of `read_all`.
+    """
+    try:
+        while True:
+            (entry,) = yield from look_up_versions(client, key, (version,))
+            value = None if entry is None else (yield from fetch(key, entry))
+            if entry is None or value is not None:
+                return value
+            yield from pause(AGAIN)
+    except DeadlinePassed as why:
+        raise unavailable(key, None, why) from None
+
+
+def look_up_versions(client: Client, key: bytes, versions: Sequence[int]) -> Steps[tuple[Entry | None, ...]]:
+    """Returns versions of a key, not of one moment. None: there is none. Errors as of `look_up`."""
+    found: list[Entry | None] = []
+    while len(found) < len(versions):
+        some = tuple(versions[len(found) : len(found) + BATCH_LIMIT])
+
+        def here(tables: Tables, some: tuple[int, ...] = some) -> tuple[Entry | None, ...]:
+            return tuple(history.find(tables, key, one) for one in some)
+
+        def request(grant: Grant, some: tuple[int, ...] = some) -> Lookup:
+            return Lookup((key,) * len(some), (grant,), versions=some)
+
+        entries = yield from _asked_of_owner(client, key, here, request)
+        found += entries[: len(some)] or (None,) * len(some)
+    return tuple(found)
+
+
+def versions_of(client: Client, key: bytes) -> Steps[tuple[int, ...]]:
+    """Returns the versions of a key that can be read, sorted; none: there is no such key. Errors as of `look_up`."""
+
+    def here(tables: Tables) -> tuple[Entry, ...]:
+        return tuple(Entry(version, b"") for version in history.versions_of(tables, key))
+
+    entries = yield from _asked_of_owner(client, key, here, lambda grant: FindVersions(key, grant))
+    return tuple(entry.version for entry in entries if entry is not None)
+
+
+def _asked_of_owner(
+    client: Client,
+    key: bytes,
+    here: Callable[[Tables], tuple[Entry | None, ...]],
+    request: Callable[[Grant], Lookup | FindVersions],
+) -> Steps[tuple[Entry | None, ...]]:
+    """Returns what the key's owner finds: this host by `here`, another one by a request. Empty: nobody owns the key."""
+    group = group_of(key)
+
+    def look(tables: Tables) -> tuple[CatalogView, tuple[Entry | None, ...]]:
+        seen = look_at(tables, [], [group])
+        return seen, here(tables) if seen.standing is None or seen.owned else ()
+
+    client.asked = None
+    try:
+        while True:
+            seen, found = yield from view(look)
+            if seen.standing is None or seen.owned:
+                return found
+            owner = yield from client.owner_of(seen, [group])
+            if owner is None:
+                continue
+            if owner.member is None:
+                return ()
+            asked = request(owner.grants[group])
+            if owner.member.id == seen.standing.member:  # by a grant that it hasn't recorded
+                answer = yield from view(lambda tables, asked=asked: _answered_here(tables, asked))
+            else:
+                answer = yield from send(owner.member, asked)
+            answer = yield from client.heard(answer, owner)
+            if isinstance(answer, Found):
+                return answer.entries
+            yield from try_again(answer)
+    except DeadlinePassed as why:
+        raise unavailable(key, client.asked, why) from None
+
+
+def _answered_here(tables: Tables, request: Lookup | FindVersions) -> Answer:
+    standing = own_standing(tables)
+    if isinstance(request, Lookup):
+        return owning.look_up(tables, standing, request)
+    return owning.find_versions(tables, standing, request)
 
 
 # --- waits ------------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ _LONGEST_WHO = 400  # characters
 
 log = logging.getLogger("memstore")
 _BETWEEN = 0.002  # seconds between two portions, in which puts come to the mutex
-_SOON = 0.0005  # the same, of an heir, for whom callers wait
+SOON = 0.0005  # the same, of an heir, for whom callers wait
 
 
 class NotRecovered(Later, frozen=True, array_like=True, tag=75):
@@ -193,14 +193,14 @@ def keep_current(tables: Tables, request: Keep) -> Answer:
         return Found((None,))
     if not is_known(own_standing(tables), request.keeper):
         return Later()
-    add_keeper(tables, request.key, request.keeper, entry.version)
+    add_keepers(tables, request.keeper, {request.key: entry.version})
     return Found((entry,))
 
 
-def add_keeper(tables: Tables, key: bytes, host: bytes, version: int) -> None:
-    rows = tables.keepers(key)
-    if (host, version) not in rows:
-        tables.put_keepers(key, (*rows, (host, version)))
+def add_keepers(tables: Tables, host: bytes, versions: Mapping[bytes, int]) -> None:
+    known = tables.keepers_of(list(versions))
+    rows = {key: (*known.get(key, ()), (host, version)) for key, version in versions.items()}
+    tables.put_keepers_of({key: keepers for key, keepers in rows.items() if keepers[-1] not in keepers[:-1]})
 
 
 def forget_keepers(tables: Tables, key: bytes) -> None:
@@ -457,7 +457,8 @@ def keep(
                 elif row.replica is not None and row.replica.version == entry.version:
                     row.backup = row.replica
                 else:
-                    row.backup = Backup(entry.version, row.grant.number, entry.body, entry.places, entry.is_mutable)
+                    said = entry.body, entry.places, entry.is_mutable
+                    row.backup = Backup(entry.version, row.grant.number, *said, history=entry.history)
             elif isinstance(answer, NotOwner | Refused):
                 left.remove(row)
         if all(row.backup is not None for row in left):
@@ -511,16 +512,18 @@ def find_backups(tables: Tables, standing: Standing, request: FindBackups) -> An
     nbytes = 0
     for group in request.groups:
         after = request.after if group == group_of(request.after) else b""
-        while page := tables.backups_of(group, after, ROWS_LIMIT):
+        while page := tables.backups_of(group, after, asked := ROWS_LIMIT + 1 - len(rows)):  # one more: there is more
             for key, backup in page:
                 after = key
-                if any(place.host == standing.member and not tables.is_there(place) for place in backup.places):
+                if backup.places and any(
+                    place.host == standing.member and not tables.is_there(place) for place in backup.places
+                ):
                     continue
                 nbytes += backup.nbytes
                 if rows and (nbytes > BYTES_LIMIT or len(rows) == ROWS_LIMIT):
                     return BackedUp(tuple(rows), rows[-1][0])
                 rows.append((key, backup))
-            if len(page) < ROWS_LIMIT:  # of many groups, which have a key each, that is half of the work
+            if len(page) < asked:  # of many groups, which have a key each, that is half of the work
                 break
     return BackedUp(tuple(rows))
 
@@ -680,29 +683,40 @@ class Recovery:
     def _collect_groups(self, standing: Standing, dead: bytes, rows: Mapping[bytes, Ownership]) -> Steps[bool]:
         first_asked = FindBackups(dead, tuple(sorted(rows)))
         asked: list[tuple[Member, FindBackups]] = [(member, first_asked) for member in standing.roster.members]
-        while asked:
-            others = [(member, request) for member, request in asked if member.id != standing.member]
-            answers = list(zip(others, (yield from send_all(others)), strict=True))
-            for member, request in asked:
-                if member.id == standing.member:
-                    here = yield from view(lambda tables, it=request: find_backups(tables, own_standing(tables), it))
-                    answers.append(((member, request), here))
-            self.silent = tuple(member for (member, _), answer in answers if not isinstance(answer, BackedUp))
+        merging: Steps[None] | None = None
+        while asked:  # for the next portion while this one is written
+            answers = yield from self._ask_keepers(standing, asked, merging)
+            self.silent = tuple(
+                member for (member, _), answer in zip(asked, answers, strict=True) if not isinstance(answer, BackedUp)
+            )
             if self.silent:
                 return False
-            asked = []
-            for (member, request), answer in answers:
+            said, asked_before, asked = list[tuple[bytes, BackedUp]](), asked, []
+            for (member, request), answer in zip(asked_before, answers, strict=True):
                 assert isinstance(answer, BackedUp)
-                for first in range(0, len(answer.rows), _AT_ONCE):
-                    some = answer.rows[first : first + _AT_ONCE]
-                    yield from transact(
-                        lambda tables, host=member.id, some=some: _merge(tables, dead, host, rows, some)
-                    )
-                    yield from pause(_SOON)
+                said.append((member.id, answer))
                 if answer.after:
                     left = tuple(group for group in request.groups if group >= group_of(answer.after))
                     asked.append((member, FindBackups(dead, left, answer.after)))
+            merging = _merge_all(dead, rows, said)
+        if merging is not None:
+            yield from merging
         return (yield from self._read_left(dead, rows))
+
+    def _ask_keepers(
+        self, standing: Standing, asked: Sequence[tuple[Member, FindBackups]], meanwhile: Steps[None] | None
+    ) -> Steps[list[Answer | None]]:
+        """Asks members, of which this host may be one. Returns their answers in this order."""
+        others = [(member, request) for member, request in asked if member.id != standing.member]
+        answers = iter((yield from send_all(others, meanwhile)))
+        found: list[Answer | None] = []
+        for member, request in asked:
+            if member.id != standing.member:
+                found.append(next(answers))
+            else:
+                here = yield from view(lambda tables, it=request: find_backups(tables, own_standing(tables), it))
+                found.append(here)
+        return found
 
     def _read_left(self, dead: bytes, rows: Mapping[bytes, Ownership]) -> Steps[bool]:
         """Takes in what the member has left of these groups. Returns whether it could be read."""
@@ -719,7 +733,7 @@ class Recovery:
         for first in range(0, len(counting), _AT_ONCE):
             portion = counting[first : first + _AT_ONCE]
             yield from transact(lambda tables, some=portion: _merge(tables, dead, dead, rows, some))
-            yield from pause(_SOON)
+            yield from pause(SOON)
         return True
 
 
@@ -747,7 +761,7 @@ def _is_whole(tables: Tables, group: bytes) -> bool:
     Its puts waited for a second host; or it is one key, and is there: of this an older version doesn't come back. What
     had no replica yet, of sharded puts, or from before there was a policy, nobody knows.
     """
-    standing, flat = own_standing(tables), tables.kept_record(group)
+    standing, flat = own_standing(tables), tables.kept_of([group]).get(group) if group else None
     if flat is not None and are_there(tables, standing, flat.places):
         return True
     policy = standing.roster.policy_of(group)
@@ -784,6 +798,14 @@ def _has_kept(tables: Tables, dead: bytes) -> bool:
     return False
 
 
+def _merge_all(dead: bytes, groups: Mapping[bytes, Ownership], said: Sequence[tuple[bytes, BackedUp]]) -> Steps[None]:
+    for host, answer in said:
+        for first in range(0, len(answer.rows), _AT_ONCE):
+            some = answer.rows[first : first + _AT_ONCE]
+            yield from transact(lambda tables, host=host, some=some: _merge(tables, dead, host, groups, some))
+            yield from pause(SOON)
+
+
 def _merge(
     tables: Tables,
     dead: bytes,
@@ -792,21 +814,26 @@ def _merge(
     rows: Sequence[tuple[bytes, Backup]],
 ) -> None:
     """Keeps the largest version of each key, and notes who else keeps one. The dead host keeps none."""
-    is_elsewhere, taken = host not in (own_standing(tables).member, dead), dict[bytes, bool]()
+    taken, counting = dict[bytes, bool](), list[tuple[bytes, Backup]]()
     for key, backup in rows:
         row = groups.get(group_of(key))
         if row is None or backup.number < row.first:
             continue
         if row.group not in taken:
             taken[row.group] = _begin(tables, dead, row)
-        if not taken[row.group]:
-            continue
-        known = tables.kept_record(key)
-        is_whole = all(place.host == host for place in backup.places)  # else one of its bytes may be gone
-        if known is None or known.version < backup.version + (is_whole and known.version == backup.version):
-            tables.keep(key, Entry(backup.version, backup.body, backup.places, backup.is_mutable))
-        if is_elsewhere:
-            add_keeper(tables, key, host, backup.version)
+        if taken[row.group]:
+            counting.append((key, backup))
+    known_of, newer = tables.kept_of([key for key, _ in counting]), dict[bytes, Entry | None]()
+    for key, backup in counting:
+        known = known_of.get(key)
+        if known is not None:
+            is_whole = all(place.host == host for place in backup.places)  # else one of its bytes may be gone
+            if known.version >= backup.version + (is_whole and known.version == backup.version):
+                continue
+        newer[key] = Entry(backup.version, backup.body, backup.places, backup.is_mutable, backup.history)
+    tables.keep(newer)
+    if host not in (own_standing(tables).member, dead):
+        add_keepers(tables, host, {key: backup.version for key, backup in counting})
 
 
 def _begin(tables: Tables, dead: bytes, row: Ownership) -> bool:

@@ -27,6 +27,7 @@ from zlib import crc32
 
 import msgspec
 
+from memstore.distributed.rules.history import dispose, is_here
 from memstore.distributed.rules.messages import (
     CALL_BYTES_LIMIT,
     PORTION,
@@ -44,10 +45,10 @@ from memstore.distributed.rules.messages import (
     Replicated,
 )
 from memstore.distributed.rules.nouns import Backup, Change, Entry, Grant, Member, Roster, Standing, group_of
-from memstore.distributed.rules.owning import answer_again, commit, dispose, is_here, keep_answer
+from memstore.distributed.rules.owning import answer_again, commit, keep_answer
 from memstore.distributed.rules.recovery import (
     WINDOW,
-    add_keeper,
+    add_keepers,
     forget_replica,
     is_known,
     let_go,
@@ -331,9 +332,8 @@ def keep_all(tables: Tables, request: KeepAll) -> Answer:
     if not all(key in asked or isinstance(_plan_one(tables, key), Failed | None) for key in together):
         return Later()
     entries = [tables.record(key) if key in together else None for key in keys]
-    for key, entry in zip(keys, entries, strict=True):
-        if entry is not None:
-            add_keeper(tables, key, request.keeper, entry.version)
+    versions = {key: entry.version for key, entry in zip(keys, entries, strict=True) if entry is not None}
+    add_keepers(tables, request.keeper, versions)
     return Found(tuple(entries))
 
 
@@ -548,7 +548,7 @@ def _all_here(tables: Tables, rows: Sequence[tuple[bytes, Grant, Entry]]) -> dic
     for key, _, entry in rows:
         known = _kept_here(tables, key, entry)
         if known is not None:
-            found[key] = Entry(entry.version, known.body, known.places)
+            found[key] = msgspec.structs.replace(entry, body=known.body, places=known.places)
         elif all(place.host == member for place in entry.places):
             found[key] = entry
     return found
@@ -599,7 +599,8 @@ def _write(tables: Tables, owner: Member, rows: Sequence[_Copy], began: int) -> 
         let_go(tables, row.key, row.copy.places)
         for place in row.copy.places:  # anew, by `until`: an audit may be told just now that they were named no more
             tables.lend(place, Lent(row.key, owner.id, until=tables.now()))
-        backup = Backup(row.version, row.grant.number, row.copy.body, row.copy.places, is_replica=True)
+        said = row.copy.body, row.copy.places
+        backup = Backup(row.version, row.grant.number, *said, is_replica=True, history=row.copy.history)
         tables.put_backup(row.key, backup)
     return True
 

@@ -24,6 +24,7 @@ import msgspec
 
 from memstore.distributed.rules import remembering
 from memstore.distributed.rules.directory import AHEAD, BETWEEN, Directory, Newcomer, give, owner_row
+from memstore.distributed.rules.history import dispose, give_up, let_lost_go, passing_over
 from memstore.distributed.rules.messages import (
     PORTION,
     ROWS_LIMIT,
@@ -64,7 +65,7 @@ from memstore.distributed.rules.nouns import (
     Roster,
     Standing,
 )
-from memstore.distributed.rules.owning import dispose, group_heads, passing_over, record_grant
+from memstore.distributed.rules.owning import group_heads, record_grant
 from memstore.distributed.rules.recovery import LOST_LIMIT, are_there, heirs, is_pending, note_change, tell_lost
 from memstore.distributed.rules.sharded import end_strays
 from memstore.distributed.rules.steps import Steps, Tables, own_standing, pause, send, transact, view
@@ -316,6 +317,7 @@ def _drop_group(tables: Tables, group: bytes) -> bool:
     assert standing is not None, "a member stays one"
     page = group_heads(tables, group, b"", PORTION)
     for key, entry in page:
+        give_up(tables, standing, key)
         tables.delete_record(key)
         with passing_over(tables, key):
             dispose(tables, standing, entry.places if entry else ())
@@ -329,13 +331,18 @@ def _has_joined(tables: Tables) -> None:
 
 
 def drop_lost(seed: Directory) -> Steps[None]:
-    """Drops records whose bytes lay on hosts that are no members any more, and rows of the directory that name them."""
+    """Drops records whose bytes lay on hosts that are no members any more, and rows of the directory that name them.
+
+    Replaced versions go where some of their bytes are gone, or the present version.
+    """
     after: bytes | None = b""
     names: list[bytes] = []
     while after is not None:
         lost, after = yield from view(lambda tables, start=after: _lost_page(tables, start))
         yield from _in_portions(_drop_records, lost)
         names += lost[: LOST_LIMIT - len(names)]
+    # After these: a present version that is gone may have been replaced meanwhile, and be kept.
+    yield from let_lost_go()
     if names:
         standing = yield from view(own_standing)
         gone = [one.member.label for one in standing.roster.departed]
@@ -368,6 +375,7 @@ def _drop_records(tables: Tables, keys: Sequence[bytes]) -> None:
             entry = tables.head(key)
             if entry is None or are_there(tables, standing, entry.places):  # it was put anew
                 continue
+            give_up(tables, standing, key)
             tables.delete_record(key)
             remembering.note_loss(tables, standing, key, entry)
             note_change(tables, standing, Change(key, None), 0)

@@ -10,14 +10,14 @@ a kill. The engine's catalog has `Tables`, and the simulated one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from memstore.distributed.rules.messages import Answer, Place, Request
 from memstore.distributed.rules.nouns import Backup, Entry, Grant, Member, Ownership, Standing
-from memstore.engine import AttemptOutcome, AttemptRows, PendingPart
+from memstore.engine import AttemptOutcome, AttemptRows, KeptVersion, PendingPart
 from memstore.errors import CorruptionError
 
 Result = TypeVar("Result")
@@ -44,9 +44,14 @@ class Race(msgspec.Struct, frozen=True):
 
 
 class Gather(msgspec.Struct, frozen=True):
-    """Send several requests at once, and wait for all of them. Their answers are a list, in this order."""
+    """Send several requests at once, and wait for all of them. Their answers are a list, in this order.
+
+    Attributes:
+        meanwhile: steps that are taken while the answers are on their way; they send nothing.
+    """
 
     sends: tuple[Send, ...]
+    meanwhile: Any = None
 
 
 class Transact(msgspec.Struct, frozen=True):
@@ -88,11 +93,19 @@ def sent(to: Member | str, request: Request) -> Steps[Answer | NotSent | None]:
     return (yield Send(to.address, to.id, request))
 
 
-def send_all(requests: Sequence[tuple[Member, Request]]) -> Steps[list[Answer | None]]:
-    """Sends to several members at once. Returns their answers in this order; None: there is none."""
+def send_all(
+    requests: Sequence[tuple[Member, Request]], meanwhile: Steps[None] | None = None
+) -> Steps[list[Answer | None]]:
+    """Sends to several members at once. Returns their answers in this order; None: there is none.
+
+    Args:
+        meanwhile: as of `Gather`.
+    """
     if not requests:
+        if meanwhile is not None:
+            yield from meanwhile
         return []
-    answers = yield Gather(tuple(Send(to.address, to.id, request) for to, request in requests))
+    answers = yield Gather(tuple(Send(to.address, to.id, request) for to, request in requests), meanwhile)
     return [None if isinstance(answer, NotSent) else answer for answer in answers]
 
 
@@ -218,6 +231,14 @@ class KeptGroup(msgspec.Struct, frozen=True, array_like=True):
     is_free: bool = False
 
 
+class ReplacedRow(NamedTuple):
+    """A version that was replaced and is kept, under the name of its row."""
+
+    name: bytes
+    key: bytes
+    entry: Entry
+
+
 class Tables(AttemptRows, Protocol):
     """One transaction. Parts of sharded puts name the hosts of their segments, this one too."""
 
@@ -232,6 +253,9 @@ class Tables(AttemptRows, Protocol):
     def record(self, key: bytes) -> Entry | None: ...
     def head(self, key: bytes) -> Entry | None: ...  # the record, its body perhaps left out
     def put_record(self, key: bytes, entry: Entry) -> None: ...
+    def put_records(self, entries: Sequence[tuple[bytes, Entry]]) -> dict[bytes, CorruptionError]: ...
+    # Many at once, whom nobody is woken for. Returns which can't be records: they are not put
+    def tell_all(self) -> None: ...  # whoever waits for a key here looks again
     def delete_record(self, key: bytes) -> None: ...
     def hold_to_quotas(self, keys: Sequence[bytes]) -> None: ...
     # If these take more from here on than their quotas allow, the transaction raises QuotaExceededError at its end
@@ -243,6 +267,15 @@ class Tables(AttemptRows, Protocol):
     def raise_version(self, key: bytes, version: int) -> None: ...  # the record stays as it is otherwise
     def put_damaged(self, key: bytes) -> None: ...  # what came in place of its record, from the owner before
     def pass_over(self, key: bytes, why: CorruptionError) -> None: ...  # people are told, once
+
+    # versions that were replaced, and stay readable: see history.py
+    def keep_replaced(self, key: bytes) -> None: ...  # the present version, which another one takes the place of
+    def replaced_versions(self, key: bytes) -> list[KeptVersion]: ...  # the oldest first
+    def replaced_version(self, key: bytes, version: int) -> Entry | None: ...
+    def drop_replaced(self, key: bytes, version: int) -> Entry | None: ...  # its body perhaps left out; None: damaged
+    def put_replaced(self, key: bytes, entry: Entry) -> None: ...  # its segments here are live, and lent no more
+    def all_replaced(self, after: bytes, limit: int) -> list[ReplacedRow]: ...  # beyond a name, without bodies
+    def pinned(self, key: bytes) -> frozenset[int]: ...  # versions that stay whatever is put
 
     # the cluster
     def standing(self) -> Standing | None: ...
@@ -266,10 +299,10 @@ class Tables(AttemptRows, Protocol):
     def put_kept(self, group: bytes, kept: KeptGroup) -> None: ...
     def drop_kept(self, group: bytes) -> None: ...  # with all that is kept of it
     def all_kept(self, after: bytes | None = None, limit: int = 1 << 20) -> list[tuple[bytes, KeptGroup]]: ...
-    def keep(self, key: bytes, entry: Entry | None) -> None: ...  # None: its record is damaged
+    def keep(self, rows: Mapping[bytes, Entry | None]) -> None: ...  # None: its record is damaged
     def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]: ...
-    def kept_record(self, key: bytes) -> Entry | None: ...
-    def forget_kept(self, key: bytes) -> None: ...
+    def kept_of(self, keys: Sequence[bytes]) -> dict[bytes, Entry | None]: ...  # those that are kept
+    def take_kept(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]: ...  # and keeps them no more
 
     # the directory, of the seed and its deputies
     @property
@@ -281,7 +314,8 @@ class Tables(AttemptRows, Protocol):
     @mirrored.setter
     def mirrored(self, mirrored: tuple[int, int]) -> None: ...
     def ownership(self, group: bytes) -> Ownership | None: ...
-    def put_ownership(self, row: Ownership) -> None: ...
+    def ownerships_of(self, groups: Sequence[bytes]) -> dict[bytes, Ownership]: ...  # that have a row
+    def put_ownerships(self, rows: Sequence[Ownership]) -> None: ...
     def drop_ownership(self, group: bytes) -> None: ...
     def ownerships(self, after: int, limit: int) -> list[Ownership]: ...  # by number, beyond that one
 
@@ -313,6 +347,8 @@ class Tables(AttemptRows, Protocol):
     def drop_voids(self, until: int, limit: int) -> None: ...
     def keepers(self, key: bytes) -> tuple[tuple[bytes, int], ...]: ...  # hosts, and which version each may keep
     def put_keepers(self, key: bytes, keepers: Sequence[tuple[bytes, int]]) -> None: ...  # none: the row goes
+    def keepers_of(self, keys: Sequence[bytes]) -> dict[bytes, tuple[tuple[bytes, int], ...]]: ...  # that have any
+    def put_keepers_of(self, rows: Mapping[bytes, Sequence[tuple[bytes, int]]]) -> None: ...
     def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]: ...
     def is_unnoted(self, key: bytes) -> bool: ...  # a keeper may have an older version
     def put_unnoted(self, key: bytes, unnoted: bool) -> None: ...
@@ -326,6 +362,10 @@ class Tables(AttemptRows, Protocol):
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]: ...
     def replica(self, key: bytes) -> tuple[bytes, int] | None: ...  # a host that has said so, and of which version
     def put_replica(self, key: bytes, replica: tuple[bytes, int] | None) -> None: ...
+
+    def have_more(self, keys: Sequence[bytes]) -> frozenset[bytes]: ...
+
+    # Which of these this host keeps a backup of, or notes that they lack a replica, or have one
 
     # names of what was lost with hosts that were removed, for people: LOST_LIMIT at most
     def note_lost(self, name: bytes, who: str) -> None: ...

@@ -280,7 +280,10 @@ class Driver:
     def _gather(self, action: Gather) -> list[Answer | NotSent | None]:
         """Asks at once: a dead host holds up no answer of another one for longer than its own time."""
         with ThreadPoolExecutor(min(len(action.sends), _AT_ONCE), thread_name_prefix="gather") as threads:
-            return list(threads.map(self._send, action.sends))
+            answers = threads.map(self._send, action.sends)
+            if action.meanwhile is not None:
+                self.run(action.meanwhile)
+            return list(answers)
 
     def _send(self, send: Send) -> Answer | NotSent | None:
         address = send.address

@@ -13,8 +13,10 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -26,13 +28,15 @@ from memstore.distributed.rules import Entry, Index, Meet, Member, Met, Roster, 
 from memstore.distributed.serving.duties import Driver, Ending, ProcessEnded
 from memstore.distributed.serving.questions import standing_of
 from memstore.distributed.serving.supervision import CLUSTER_FILE, Kind, News, Options, say, tell
-from memstore.engine import Root, create_file, read_left, segments_of, syscalls
+from memstore.engine import FoundPart, Record, Root, create_file, read_left, segments_of, syscalls
 from memstore.errors import NotServedError
 
 _LONG = 2.0  # seconds after which people are told what a host waits for
 _END = ".json"
 _ID = re.compile(r"[0-9a-f]{32}")
 _LONGEST = 4096  # bytes
+_LEFT = "memstore.contents.left"
+_LEFT_WITHIN = 120.0  # seconds
 _BACK = "serve it again, and it comes back as a new host, with what nobody has put or deleted since"
 _ANOTHER = "serve an empty folder to make another host of it"
 
@@ -371,11 +375,29 @@ def read_left_of(root: Root, member: bytes) -> list[tuple[bytes, Entry]] | None:
 
     It only reads: a host that was removed, and runs still, isn't disturbed.
     """
-    folder = segments_of(root.path, member.hex())
+    folder, sharded = segments_of(root.path, member.hex()), list[str]()
+
+    def note(key: str, parts: Sequence[FoundPart]) -> None:
+        sharded.append(key)
+
     try:
-        return [(key, entry_of(record, member)) for key, record in read_left(folder, member.hex())]
+        left = read_left(folder, member.hex(), note)
     except OSError as error:
         log.warning("%s: what the removed host has left there can't be read yet: %s", folder, str(error))
+        return None
+    if sharded:
+        left = _read_left_apart(folder, member.hex()) or left
+    return [(key, entry_of(record, member)) for key, record in left]
+
+
+def _read_left_apart(folder: str, store: str) -> list[tuple[bytes, Record]] | None:
+    """Reads it in a process that has torch, to merge the parts of sharded values. None: that can't be."""
+    try:
+        done = subprocess.run([sys.executable, "-m", _LEFT, folder, store], capture_output=True, timeout=_LEFT_WITHIN)
+        done.check_returncode()
+        return msgspec.msgpack.decode(done.stdout, type=list[tuple[bytes, Record]])
+    except (OSError, subprocess.SubprocessError, *UNDECODABLE) as error:
+        log.warning("%s: sharded values that the removed host has left there stay lost: %s", folder, str(error))
         return None
 
 

@@ -32,6 +32,7 @@ from memstore.distributed.rules import (
     Entry,
     FindBackups,
     FindOwners,
+    FindVersions,
     Finish,
     Give,
     GiveUp,
@@ -399,7 +400,10 @@ _COPIERS = 4  # threads that copy bytes of other hosts
 _AT_ONCE = 0.05  # seconds that a thread which reads may wait for it
 _LARGE = 1 << 16  # bytes of a change that others needn't wait for: a batch of 65,536 keys takes a second
 _LONGEST = 30.0  # seconds, of a request that names no limit
-_READS = (Lookup, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, FindBackups, Heartbeat, AskSilence)
+_READS = (
+    *(Lookup, FindVersions, Wait, WaitAny, List, Named, Look, Meet, Announce, TakeOver, FindBackups),
+    *(Heartbeat, AskSilence),
+)
 _OF_ROSTER = (Ask, Remove, Drain, Finish, Promise, Obey, Recovered, SetPolicy, SetQuota)
 _OF_OWNER = (Commit, Prepare, Renew, Publish, GiveUp, Resolve)
 _TO_SEED = (

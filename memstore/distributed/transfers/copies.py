@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from memstore._telling import told
 from memstore.distributed.catalog import CatalogTables, Copy, look, record_of, run
 from memstore.distributed.rules import KEY_LIMIT, Entry, Member, Place
 from memstore.distributed.transfers.messages import Ranges, merged, one_range, together
@@ -157,7 +158,8 @@ def fetch_copy(
                 earlier.copy_to(address, filling)
         return record.checksums
 
-    with passed_on(root, key, place, one_range(start, end), wanted.nbytes) as filling:
+    nbytes, whole = wanted.nbytes, one_range(start, end)
+    with told("fetch", root.path, (key.decode(),), nbytes), passed_on(root, key, place, whole, nbytes) as filling:
         try:
             # 2. Ask for the data, and over another stream for the header; little data comes with it.
             if not is_small:

@@ -688,8 +688,7 @@ class Transfers:
                 return held
             assert record.hosts is not None, "it lies on another host"
             try:
-                with told("fetch", self._root.path, (key.decode(),), record.nbytes):
-                    return fetch_copy(self._root, key, record, self._streams, self._member(record.hosts[0]), deadline)
+                return fetch_copy(self._root, key, record, self._streams, self._member(record.hosts[0]), deadline)
             except HomeUnavailableError as error:
                 raise of_key(key, error) from error
 

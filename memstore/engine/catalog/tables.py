@@ -17,7 +17,7 @@ Of keys with a history, and of pins (`protocols/history.py`). Their names begin 
 
     history    blake2b-128 of the key | version (8 bytes) | bytes that it takes (8) -> key and record: a version that
                was replaced, and stays readable
-    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/quotas.py`)
+    quotas     "=" and a prefix of keys -> how many bytes they may take, and how many they do (`protocols/history.py`)
     spilled    segment (8 bytes) -> bytes of its file (8): it lies in the spill folder (`protocols/spill.py`)
     pins       blake2b-128 of the key | version (8 bytes) | number of the pin (8) -> key, and who holds the pin
 
@@ -56,7 +56,7 @@ import functools
 import hashlib
 import itertools
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -70,6 +70,7 @@ from memstore.engine.format.records import (
     LARGE_ROW,
     Record,
     Replaced,
+    SegmentExtent,
     SegmentRow,
     checked,
     decode_record,
@@ -143,6 +144,9 @@ class Transaction(msgspec.Struct, eq=False):
 
     def put_record(self, key: bytes, record: Record) -> None:
         self._handle.put(key, encode_record(key, record), db=self._tables["entries"])
+
+    def put_records(self, records: Sequence[tuple[bytes, Record]]) -> None:
+        self.put_rows("entries", [(key, encode_record(key, record)) for key, record in records])
 
     def put_damaged(self, key: bytes) -> None:
         """Its record was damaged on another host, and couldn't come with the others."""
@@ -319,6 +323,32 @@ class Transaction(msgspec.Struct, eq=False):
 
     def delete_row(self, table: str, key: bytes) -> None:
         self._handle.delete(key, db=self._tables[table])
+
+    def rows_of(self, table: str, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Returns the rows of an optional table that are there, of many keys: LMDB is asked once."""
+        if table not in self._tables:
+            return {}
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            return {bytes(key): bytes(value) for key, value in cursor.getmulti(keys)}
+
+    def put_rows(self, table: str, rows: Sequence[tuple[bytes, bytes | bytearray]]) -> None:
+        """Puts many rows: in their order they cost least."""
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            cursor.putmulti(rows)
+
+    def take_rows(self, table: str, prefix: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Deletes up to `limit` rows of an optional table whose keys start with `prefix`, in order. Returns them."""
+        taken: list[tuple[bytes, bytes]] = []
+        if table not in self._tables:
+            return taken
+        with self._handle.cursor(db=self._tables[table]) as cursor:
+            while len(taken) < limit and (cursor.key() or cursor.set_range(prefix)):
+                key, value = cursor.item()
+                if not bytes(key).startswith(prefix):
+                    break
+                taken.append((bytes(key), bytes(value)))
+                cursor.delete()  # and stands at the next one
+            return taken
 
     def rows_with(self, table: str, prefix: bytes, limit: int, after: bytes = b"") -> list[tuple[bytes, bytes]]:
         """Up to `limit` rows of an optional table whose keys start with `prefix`, in order, beyond `after`."""
@@ -539,7 +569,7 @@ _decode_outcome = msgspec.msgpack.Decoder(AttemptOutcome).decode
 
 
 def put_part(transaction: Transaction, part: PendingPart, content: bytes) -> None:
-    """`content` is opaque here: see memstore/contents/parts.py."""
+    """`content` is opaque here: see memstore/contents/reading.py."""
     name = _row_name_of(part)
     transaction.put_row(PENDING, name, with_checksum(name, _encode(part)))
     transaction.put_row(CONTENTS, name, with_checksum(name, content))
@@ -679,6 +709,14 @@ def kept_record(transaction: Transaction, key: bytes, version: int) -> Record | 
     return None
 
 
+def take_version(transaction: Transaction, key: bytes, version: int) -> Record | None:
+    """Deletes the row of a replaced version, and returns its record. Raises CorruptionError, then, of a damaged one."""
+    for name, stored in transaction.rows_with(HISTORY, _name_digest(key) + pack_number(version), 1):
+        transaction.delete_row(HISTORY, name)
+        return read_version(name, stored)[1]
+    return None
+
+
 def read_version(name: bytes, stored: bytes) -> tuple[bytes, Record]:
     """Returns key and record of a row. Raises CorruptionError unless it is what was written under that name."""
     try:
@@ -699,10 +737,16 @@ def key_of_version(transaction: Transaction, kept: KeptVersion) -> bytes | None:
     return None
 
 
-def count_in_history(transaction: Transaction, segment: int, row: SegmentRow) -> int:
-    """Returns how many replaced versions that are kept name a segment. Raises CorruptionError."""
+def count_in_history(
+    transaction: Transaction, segment: int, row: SegmentRow, here: Callable[[Record], Sequence[SegmentExtent]]
+) -> int:
+    """Returns how many replaced versions that are kept name a segment. Raises CorruptionError.
+
+    Args:
+        here: gives the segments of a record that lie on this host.
+    """
     records = [kept_record(transaction, row.key, one.version) for one in kept_versions(transaction, row.key)]
-    named = [{(one.segment, one.put_id) for one in record.segments} for record in records if record is not None]
+    named = [{(one.segment, one.put_id) for one in here(record)} for record in records if record is not None]
     return sum((segment, row.put_id) in one for one in named)
 
 
@@ -857,6 +901,10 @@ def read_body(transaction: Transaction, table: str, key: bytes) -> bytes | None:
 
 def put_body(transaction: Transaction, table: str, key: bytes, body: bytes) -> None:
     transaction.put_row(table, key, with_checksum(key, body))
+
+
+def put_bodies(transaction: Transaction, table: str, bodies: Mapping[bytes, bytes]) -> None:
+    transaction.put_rows(table, [(key, with_checksum(key, body)) for key, body in bodies.items()])
 
 
 def kept_row(transaction: Transaction, table: str, key: bytes) -> KeptRow | None:

@@ -78,7 +78,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     objects_checksum: bytes | None = None  # xxh3-64 of objects that are too large for here: the header has them
     adopted: bytes | None = None  # the external files that hold the data: `encode_extents`
     parts: bytes | None = None  # the segments that hold the parts of a sharded value: `encode_extents`
-    boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/parts.py
+    boxes: bytes | None = None  # of a sharded value, opaque here: see memstore/contents/reading.py
     hosts: tuple[bytes, ...] | None = None
     history: tuple[int, int] | None = None
     origins: bytes | None = None

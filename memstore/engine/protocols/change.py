@@ -182,8 +182,14 @@ def need_mutable(root: Root, deadline: float) -> None:
 
 
 def need_history(root: Root, deadline: float) -> None:
-    """Lets the store keep versions that were replaced. Raises CrossHostError if other hosts use it, or may come to."""
+    """Lets the store keep versions that were replaced. Raises CrossHostError on storage that hosts share."""
     _need(root, HISTORY, deadline)
+
+
+def note_history(root: Root) -> None:
+    """Does what `need_history` does, for who has the store's mutex."""
+    if HISTORY not in root.settings.features:
+        _add(root, HISTORY)
 
 
 def need_quotas(root: Root, deadline: float) -> None:
@@ -237,15 +243,16 @@ def need_cluster(root: Root, deadline: float) -> None:
 
 
 def _need(root: Root, feature: Feature, deadline: float) -> None:
-    def add() -> None:
-        root.check_in_place()
-        if feature == CLUSTER and (left := deltas_here(root)):
-            key, version = left[0]
-            raise NotServedError(
-                f"{root.path} can't be served: versions share files, as version {version} of {key.decode()!r} "
-                "does: put that key without delta_of=, and with history=1 if the version is kept"
-            )
-        root.settings = folder.add_feature(root.state, root.settings, feature)
-
     if feature not in root.settings.features:
-        root.mutex.run(add, deadline)
+        root.mutex.run(_add, deadline, root, feature)
+
+
+def _add(root: Root, feature: Feature) -> None:
+    root.check_in_place()
+    if feature == CLUSTER and (left := deltas_here(root)):
+        key, version = left[0]
+        raise NotServedError(
+            f"{root.path} can't be served: versions share files, as version {version} of {key.decode()!r} "
+            "does: put that key without delta_of=, and with history=1 if the version is kept"
+        )
+    root.settings = folder.add_feature(root.state, root.settings, feature)

@@ -163,6 +163,24 @@ class Elsewhere(Protocol):
         """
         ...
 
+    def hold_one(
+        self, key: bytes, version: int, deadline: float, *, may_lock: bool = True, lazily: bool = False
+    ) -> MappedEntry | None:
+        """Maps one version of a key, the present one or one that is kept. Returns None if it can't be read.
+
+        Args:
+            lazily: as of `hold`.
+        """
+        ...
+
+    def versions(self, key: bytes, deadline: float) -> list[int]:
+        """Returns the versions of a key that can be read, sorted; none if there is no such key."""
+        ...
+
+    def version_records(self, key: bytes, deadline: float) -> list[Record]:
+        """Returns the records of these versions; nothing is fetched."""
+        ...
+
     def seen_from_here(self, member: bytes, record: Record) -> Record:
         """Returns the record that a member's catalog has of a version, as this host's would have it."""
         ...

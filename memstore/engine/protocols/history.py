@@ -1,4 +1,4 @@
-"""History: versions of a key that were replaced, and stay readable.
+"""History: versions of a key that were replaced, and stay readable; and quotas, which count them.
 
 A put may say how many versions of its key stay readable, the present one among them, and how many bytes the replaced
 ones may take. The record of the key has both (`Record.history`), and each later put hands them on, so a put of a key
@@ -22,31 +22,47 @@ is given a history of one version, if it has none: so whoever replaces it looks.
 out that was kept for its sake alone; of a dead one, the next put of the key does, `gc`, or a put that finds no room.
 
 The names of the rows have version and size, so what goes is decided without reading a record.
+
+Quotas: how many bytes the keys with a prefix may take, those of replaced versions that are kept among them.
+
+Each quota has a row in the table `quotas`, with its limit and with what is taken. The counters say how many rows there
+are, so a commit in a store without quotas compares one number with 0. In a store that has some:
+
+1. A commit computes, before it changes anything, what each of its keys will take more or less (`charges_of`), and
+   adds that to the rows of all prefixes that the key has (`charge`). One that would be over its limit raises
+   QuotaExceededError: the transaction is aborted. All commits are made one after the other, under the store's mutex, so
+   puts of any number of processes never exceed a quota together.
+2. What is taken out otherwise, for lack of room or with a pin, is subtracted there.
+
+Bytes are those of files, with their slack, or of what lies in the catalog: `Record.held_bytes`. A change that takes no
+more than before is always made, also above a limit that was lowered since.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
 import msgspec
 
+from memstore import _wording as wording
 from memstore._telling import tell
 from memstore.engine import syscalls
 from memstore.engine.catalog import tables
-from memstore.engine.catalog.tables import KeptVersion, PinRow, Transaction
+from memstore.engine.catalog.tables import KeptVersion, PinRow, QuotaRow, Transaction
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.format.records import Record
-from memstore.engine.protocols.change import Change, mutable_entry, need_history
-from memstore.engine.protocols.elsewhere import MappedEntry
+from memstore.engine.protocols.change import Change, Content, mutable_entry, need_history, need_quotas
+from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_served
 from memstore.engine.protocols.get import damaged_entry, map_entry
-from memstore.engine.protocols.reuse import retire_live
+from memstore.engine.protocols.reuse import owe_what_lies_elsewhere, retire_live
 from memstore.engine.root.folder import DOORBELL
 from memstore.engine.root.roots import Root
-from memstore.errors import CorruptionError
+from memstore.errors import CorruptionError, CrossHostError, QuotaExceededError, StoreFullError
 
 log = logging.getLogger("memstore")
 
@@ -79,7 +95,7 @@ def keep_replaced(
     beyond = _beyond(root, transaction, key, versions, most, most_bytes)
     gone: list[int] = []
     for one in beyond:
-        gone += take_out(transaction, one) if one.name else [extent.segment for extent in old.segments]
+        gone += take_out(root, transaction, one) if one.name else owe_what_lies_elsewhere(root, transaction, old)
     if replaced not in beyond:
         tables.put_version(transaction, key, old)
     return Kept(gone, len(beyond) < len(versions))
@@ -98,7 +114,8 @@ def freed_by(root: Root, transaction: Transaction, key: bytes, old: Record, chan
 def trim(root: Root, transaction: Transaction, key: bytes, limits: tuple[int, int]) -> tuple[list[int], int]:
     """Takes out the replaced versions beyond the limits that nobody pins. Returns their segments, and their bytes."""
     beyond = _beyond(root, transaction, key, tables.kept_versions(transaction, key), *limits)
-    return [segment for one in beyond for segment in take_out(transaction, one)], sum(one.nbytes for one in beyond)
+    segments = [segment for one in beyond for segment in take_out(root, transaction, one)]
+    return segments, sum(one.nbytes for one in beyond)
 
 
 def _beyond(
@@ -130,12 +147,15 @@ def count_within(versions: Sequence[KeptVersion], most: int, most_bytes: int) ->
     return count
 
 
-def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
-    """Deletes the row of a replaced version. Returns its segments, which nothing names any more."""
+def take_out(root: Root, transaction: Transaction, kept: KeptVersion) -> list[int]:
+    """Deletes the row of a replaced version. Returns its segments on this host, which nothing names any more.
+
+    Other hosts that have bytes of it are told later: they are owed it.
+    """
     stored, segments = transaction.row(tables.HISTORY, kept.name), list[int]()
     try:
         if stored is not None:
-            segments = [extent.segment for extent in tables.read_version(kept.name, stored)[1].segments]
+            segments = owe_what_lies_elsewhere(root, transaction, tables.read_version(kept.name, stored)[1])
     except CorruptionError:
         log.warning("the row of replaced version %d is damaged: its files stay until a repair", kept.version)
     transaction.delete_row(tables.HISTORY, kept.name)
@@ -148,11 +168,18 @@ def take_out(transaction: Transaction, kept: KeptVersion) -> list[int]:
 _TRIES = 3
 
 
-def hold_version_of(root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool) -> MappedEntry | None:
+def hold_version_of(
+    root: Root, key: bytes, version: int, deadline: float, *, may_lock: bool, lazily: bool = False
+) -> MappedEntry | None:
     """Maps one version of a key, the present one or one that is kept; None if it can't be read any more, or yet.
 
-    Raises CorruptionError; NotAStoreError; StoreTimeoutError.
+    Args:
+        lazily: what lies on other hosts may be fetched when it is read.
+
+    Raises CorruptionError; NotAStoreError; StoreTimeoutError; HomeUnavailableError.
     """
+    if is_served(root):
+        return elsewhere_of(root).hold_one(key, version, deadline, may_lock=may_lock, lazily=lazily)
 
     def find(transaction: Transaction) -> Record | None:
         present = transaction.record(key)
@@ -195,6 +222,11 @@ def take_pin(root: Root, key: bytes, version: int | None, deadline: float) -> Ta
 
     Raises CrossHostError, MutableEntryError; StoreTimeoutError, StoreFullError.
     """
+    if is_served(root):
+        raise CrossHostError(
+            f"{root.path} is the store of several hosts, and pins are of one host only: let each reader hold a "
+            f"store.ref({key.decode()!r}), which keeps its version, or put with a larger history="
+        )
     need_history(root, deadline)
     return root.mutex.run(_take_pin, deadline, root, key, version)
 
@@ -263,6 +295,7 @@ def _end_pins(root: Root, ended: TakenPin | None) -> None:
         if counters.sequence != before:  # something was retired
             transaction.put_counters(counters)
 
+    _open_served(root)
     with root.guard:
         root.catalog.update(end, is_delete=True)
 
@@ -313,28 +346,172 @@ def _drop_oldest(root: Root, needed: int, prefix: bytes | None) -> tuple[int, in
         kept = [one for one in tables.kept_versions(transaction) if one.version not in pinned]
         if prefix is not None:
             kept = [one for one in kept if (tables.key_of_version(transaction, one) or b"").startswith(prefix)]
-        kept.sort(key=lambda one: one.version)
-        total = sum(one.nbytes for one in kept)
+        counters = transaction.counters()
+        sizes = {one: one.nbytes for one in kept}
+        if counters.membership and prefix is None:  # what lies on other hosts makes no room here
+            sizes = {one: size for one in kept if (size := _nbytes_here(root, transaction, one))}
+        total, dropped = sum(sizes.values()), 0
         wanted = max(needed, total // _SHARE)
-        counters, dropped = transaction.counters(), 0
         if prefix is not None and total < needed:
             return 0, 0  # without all of them, there would be no room either
         if prefix is None and counters.capacity and counters.allocated - total + needed > counters.capacity:
             return 0, 0
         count = 0
-        for one in kept:
+        for one in sorted(sizes, key=lambda one: one.version):
             if dropped >= wanted:
                 break
             key = tables.key_of_version(transaction, one) if counters.quotas else None
-            for segment in take_out(transaction, one):
+            for segment in take_out(root, transaction, one):
                 retire_live(transaction, counters, segment)
             if key is not None:
                 tables.free_in_quotas(transaction, key, one.nbytes)
-            dropped += max(one.nbytes, 1)
+            dropped += max(sizes[one], 1)
             count += 1
         if kept:
             transaction.put_counters(counters)
         return count, dropped
 
+    _open_served(root)
     with root.guard:
         return root.catalog.update(drop, is_delete=True)
+
+
+def _nbytes_here(root: Root, transaction: Transaction, kept: KeptVersion) -> int:
+    """Returns how many bytes of this host go with a replaced version; 0, too, if its group is being handed over."""
+    stored = transaction.row(tables.HISTORY, kept.name)
+    try:
+        found = None if stored is None else tables.read_version(kept.name, stored)
+    except CorruptionError:
+        found = None
+    if found is None:
+        return 0
+    key, record = found
+    if transaction.row(tables.LEAVING, tables.group_row(key.partition(b"/")[0])) is not None:
+        return 0  # its next owner has got it
+    if record.hosts is None:
+        return record.held_bytes
+    return sum(extent.size for extent in record.here(root.member_id()))
+
+
+def _open_served(root: Root) -> None:
+    """Opens the tables by which other hosts are told, if it was served since this process opened it."""
+    if root.catalog.has_membership() and not root.catalog.is_served:
+        root.catalog.open_served()
+
+
+# --- Quotas ----------------------------------------------------------------------------------------------------------
+
+
+MOST_QUOTAS = 1000  # each commit reads all of them
+
+
+class Charge(NamedTuple):
+    """The bytes that a key takes more than before, or less."""
+
+    key: bytes
+    nbytes: int
+
+
+def charge(transaction: Transaction, charges: Sequence[Charge]) -> None:
+    """Adds bytes to the quotas of their keys. Raises QuotaExceededError, and then the transaction is to be aborted."""
+    for row in tables.quotas(transaction):
+        more = sum(one.nbytes for one in charges if one.key.startswith(row.prefix))
+        if not more:
+            continue
+        if more > 0 and row.used + more > row.limit:
+            growing = [one for one in charges if one.nbytes > 0 and one.key.startswith(row.prefix)]
+            raise _exceeded(row, more, growing)
+        tables.put_quota(transaction, msgspec.structs.replace(row, used=max(row.used + more, 0)))
+
+
+def charges_of(
+    root: Root, transaction: Transaction, changes: Iterable[Change], found: Iterable[Record | None]
+) -> list[Charge]:
+    """Returns what the keys of a commit will take more or less. Nothing is changed.
+
+    Args:
+        found: their records.
+    """
+    charges: list[Charge] = []
+    for change, old in zip(changes, found, strict=True):
+        nbytes = 0 if change.content is None else _bytes_of(change.content, change)
+        if old is not None:
+            nbytes -= freed_by(root, transaction, change.key, old, change)
+        charges.append(Charge(change.key, nbytes))
+    return charges
+
+
+def _bytes_of(content: Content, change: Change) -> int:
+    """Returns the `held_bytes` of the record that will be made."""
+    files = sum(one.size for one in (*change.segments, *change.shares))
+    return files or len(content.inline or b"") + len(content.objects)
+
+
+def _exceeded(row: QuotaRow, more: int, growing: Sequence[Charge]) -> QuotaExceededError:
+    """Makes the error of a commit that would be over a quota."""
+    prefix, name = row.prefix.decode(), growing[0].key.decode() if growing else None
+    what = f"{name!r} takes" if len(growing) == 1 else f"{len(growing):,} keys take"
+    text = (
+        f"{what} {wording.size(more)} more than before, and {wording.size(row.used)} of the quota of "
+        f"{wording.size(row.limit)} for keys that start with {prefix!r} are taken: delete some of these, put with a "
+        f"smaller history=, or store.set_quota({prefix!r}, ...) with more; nothing was changed"
+    )
+    return QuotaExceededError(text, key=name, prefix=prefix, quota=row.limit, used=row.used, requested=more)
+
+
+# --- setting and reading them ----------------------------------------------------------------------------------------
+
+
+def set_quota(root: Root, prefix: bytes, limit: int | None, deadline: float) -> QuotaRow | None:
+    """Sets the quota of a prefix, or with None ends it. Returns it as it is then.
+
+    What the keys take is counted under the mutex, in a transaction: 100,000 keys take some tenths of a second.
+
+    Raises CrossHostError in a store of several hosts; StoreFullError, StoreTimeoutError.
+    """
+    need_quotas(root, deadline)
+    return root.mutex.run(_set_quota, deadline, root, prefix, limit)
+
+
+def _set_quota(root: Root, prefix: bytes, limit: int | None) -> QuotaRow | None:
+    def write(transaction: Transaction) -> QuotaRow | None:
+        row = None if limit is None else QuotaRow(prefix, limit, used_by(transaction, prefix))
+        if row is None:
+            tables.delete_quota(transaction, prefix)
+        else:
+            tables.put_quota(transaction, row)
+        counters = transaction.counters()
+        counters.quotas = transaction.count(tables.QUOTAS)
+        if counters.quotas > MOST_QUOTAS:
+            raise StoreFullError(f"{root.path} has {MOST_QUOTAS:,} quotas, and each commit reads all: end some")
+        transaction.put_counters(counters)
+        return row
+
+    root.glance()
+    with root.guard:
+        return root.catalog.update(write, is_delete=limit is None)
+
+
+def used_by(transaction: Transaction, prefix: bytes) -> int:
+    """Counts what the keys with a prefix take. A damaged record counts for nothing: a verify says so."""
+    used, after = 0, None
+    while keys := transaction.keys(prefix, after, 1024):
+        used += sum(_present_bytes(transaction, key) for key in keys)
+        after = keys[-1]
+    for name, stored in transaction.rows_with(tables.HISTORY, b"", 1 << 20):
+        with contextlib.suppress(CorruptionError):
+            key, record = tables.read_version(name, stored)
+            used += record.held_bytes if key.startswith(prefix) else 0
+    return used
+
+
+def held_bytes(transaction: Transaction, key: bytes) -> int:
+    """Returns what a key takes: its present value, and the versions that are kept."""
+    return _present_bytes(transaction, key) + sum(one.nbytes for one in tables.kept_versions(transaction, key))
+
+
+def _present_bytes(transaction: Transaction, key: bytes) -> int:
+    with contextlib.suppress(CorruptionError):
+        record = transaction.record(key)
+        return record.held_bytes if record is not None else 0
+    return 0

@@ -59,7 +59,6 @@ import msgspec
 
 from memstore import _wording as wording
 from memstore._telling import listening, tell
-from memstore.engine.catalog import tables
 from memstore.engine.catalog.catalog import MOST_FOR_VALUES
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SealedSegment, SegmentWriter, WritableMemory
@@ -78,19 +77,19 @@ from memstore.engine.protocols.change import (
 )
 from memstore.engine.protocols.deltas import BaseGone, DeltaDraft, share
 from memstore.engine.protocols.elsewhere import elsewhere_of
-from memstore.engine.protocols.history import keep_replaced, with_history
-from memstore.engine.protocols.quotas import charge, charges_of
+from memstore.engine.protocols.history import charge, charges_of, keep_replaced, with_history
 from memstore.engine.protocols.recovery import mark_retired, say_gone
 from memstore.engine.protocols.reuse import (
     ReplacedFile,
     Reuse,
     begin_filling,
+    owe_what_lies_elsewhere,
     replaced_file,
     retire_row,
+    segments_here,
     take_kept_file,
 )
-from memstore.engine.protocols.room import clean_up, drop_segment, retry_after_sweep
-from memstore.engine.protocols.sweep import needs_sweep, sweep_some
+from memstore.engine.protocols.sweep import clean_up, drop_segment, needs_sweep, retry_after_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
@@ -471,12 +470,13 @@ def _commit_inline_locked(
         replaced = transaction.replace_record(key, record)
         if replaced.mutable is not None:
             raise mutable_entry(key, replaced.mutable)
+        segments: Sequence[int]
         segments = marked = replaced.segments
         old = replaced.record
         if old is not None and old.history is not None:
             kept = keep_replaced(root, transaction, key, old, old.history)
             transaction.put_record(key, with_history(record, old.history, kept))
-            segments, marked = kept.gone, [extent.segment for extent in old.segments]
+            segments, marked = kept.gone, segments_here(root, transaction, old)
         elif old is not None:
             segments = marked = owe_what_lies_elsewhere(root, transaction, old)
         for segment in segments:
@@ -558,7 +558,7 @@ def _write_changes(
             continue
         if kept is not None:
             replaced: Sequence[int] = kept.gone
-            retired += [extent.segment for extent in old.segments]
+            retired += segments_here(root, transaction, old)
         elif old.segment:
             replaced = (old.segment,)
         elif old.hosts is not None:
@@ -616,22 +616,6 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
         segment.file.go_live(slots, durable=root.storage.durable)
     # How many bytes of retired files stay depends on the largest batch lately: it fades by a 64th a batch.
     counters.recent = max(nbytes, counters.recent - counters.recent // _RECENT)
-
-
-def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record) -> tuple[int, ...]:
-    """Notes that other hosts are to be told of a record that is replaced. Returns its segments on this one.
-
-    They are compared by put id, as all that records say which may have come from elsewhere.
-    """
-    member = root.member_id()
-    for host, extent in record.elsewhere(member):
-        tables.put_owed(transaction, host, extent.put_id, extent.segment)
-    rows = {extent: transaction.segment(extent.segment) for extent in record.here(member)}
-    return tuple(
-        extent.segment
-        for extent, row in rows.items()
-        if row is not None and (row.put_id, row.state) == (extent.put_id, LIVE)
-    )
 
 
 def replace_segment(

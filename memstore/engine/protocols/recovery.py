@@ -34,7 +34,7 @@ from memstore.engine.files.segments import segment_path, write_state
 from memstore.engine.format.headers import HEAD_SIZE, HeaderSlots, header_size, may_be_mutable, read_header, read_slots
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow, is_mutable
 from memstore.engine.protocols.attempts import forget_other_boots
-from memstore.engine.protocols.reuse import unclaim
+from memstore.engine.protocols.reuse import segments_here, unclaim
 from memstore.engine.root.folder import CATALOG, LOCK
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import GONE_AT, publications_rung
@@ -72,8 +72,10 @@ def after_death(root: Root) -> None:
         if behind:
             _unclaim(root, transaction, counters)
         retired = [segment for *_, segment in transaction.retired(0, _MOST << 40, _MOST)] if behind else []
-        if behind:  # of versions that were replaced, and are kept, headers say the same
-            retired += kept_segments(transaction)
+        if behind:  # of versions that were replaced, and are kept, headers say the same; so do those that were moved
+            held = [segment for _, segment in transaction.numbers("held", _MOST)]
+            retired += [segment for segment in held if tables.spilled_size(transaction, segment) is not None]
+            retired += kept_segments(root, transaction)
         filling = transaction.numbers("filling", _MOST)
         if page.notes.batch or page.is_new:  # a new page has lost the note
             parts = [part for part in tables.parts_of(transaction) if not part.host]
@@ -98,12 +100,12 @@ def after_death(root: Root) -> None:
         log.debug("%s: recovered after a call failed while it held the store's mutex", root.path)
 
 
-def kept_segments(transaction: Transaction) -> list[int]:
-    """Returns the segments of all versions that were replaced and are kept. A damaged row is reported by a verify."""
+def kept_segments(root: Root, transaction: Transaction) -> list[int]:
+    """Returns the segments here of all versions that were replaced and are kept. A verify reports damaged rows."""
     found: list[int] = []
     for name, stored in transaction.rows_with(tables.HISTORY, b"", _MOST):
         with contextlib.suppress(CorruptionError):
-            found += [extent.segment for extent in tables.read_version(name, stored)[1].segments]
+            found += segments_here(root, transaction, tables.read_version(name, stored)[1])
     return found
 
 

@@ -43,7 +43,7 @@ from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
-from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentExtent, SegmentRow
+from memstore.engine.format.records import FILLING, LIVE, RETIRED, Record, SegmentExtent, SegmentRow
 from memstore.engine.root.roots import KeptFile, Root
 from memstore.engine.root.storage import RetiredRow, largest_for
 from memstore.engine.sync.primitives import boot_clock
@@ -111,6 +111,31 @@ def retire(transaction: Transaction, counters: Counters, segment: int, size: int
     counters.sequence += 1
     counters.retired += size
     transaction.put_retired(size, counters.sequence, segment)
+
+
+def segments_here(root: Root, transaction: Transaction, record: Record) -> list[int]:
+    """Returns the segments of a record that lie on this host.
+
+    They are compared by put id where it names other hosts, as all that records say which may have come from elsewhere.
+    """
+    if record.hosts is None:
+        return [extent.segment for extent in record.segments]
+    rows = {extent: transaction.segment(extent.segment) for extent in record.here(root.member_id())}
+    return [
+        extent.segment
+        for extent, row in rows.items()
+        if row is not None and (row.put_id, row.state) == (extent.put_id, LIVE)
+    ]
+
+
+def owe_what_lies_elsewhere(root: Root, transaction: Transaction, record: Record) -> list[int]:
+    """Notes that other hosts are to be told of a version that nothing needs any more.
+
+    Returns its segments on this host.
+    """
+    for host, extent in record.elsewhere(root.member_id()) if record.hosts is not None else ():
+        tables.put_owed(transaction, host, extent.put_id, extent.segment)
+    return segments_here(root, transaction, record)
 
 
 def retire_live(transaction: Transaction, counters: Counters, segment: int) -> None:

@@ -24,7 +24,7 @@ from memstore.engine.catalog.tables import Transaction
 from memstore.engine.files.segments import PreparedFile, SealedSegment, segment_path
 from memstore.engine.format.records import FILLING, LIVE, PREPARED, SegmentRow
 from memstore.engine.protocols.put import finish, go_live
-from memstore.engine.protocols.recovery import mark_gone
+from memstore.engine.protocols.recovery import mark_gone, mark_retired
 from memstore.engine.protocols.reuse import NextFile, retire_row, unclaim
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
@@ -47,6 +47,7 @@ class Effects:
         adds: what it writes stays until somebody deletes it. Where the catalog is full, nothing else is done.
         keys: that have changed: who waits for them is woken.
         wakes_all: whoever waits for anything is to look again.
+        replaced: segments of versions that were replaced, and stay readable.
     """
 
     def __init__(self, transaction: Transaction) -> None:
@@ -57,6 +58,7 @@ class Effects:
         self.live: list[tuple[SealedSegment, int]] = []
         self.prepared: list[tuple[int, SegmentRow, int]] = []
         self.retired: list[int] = []
+        self.replaced: list[int] = []
         self.batch = 0
 
     def publish(self, key: bytes, segment: SealedSegment, version: int) -> None:
@@ -167,6 +169,7 @@ def _change_locked(
         finally:
             next_file.close()
     if effects.is_change:
+        mark_retired(root, effects.replaced)
         mark_gone(root, effects.retired)
         if effects.wakes_all:
             root.doorbell.ring_all()

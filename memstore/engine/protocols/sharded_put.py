@@ -43,7 +43,7 @@ from memstore.engine.protocols.attempts import (
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
 from memstore.engine.protocols.put import Draft, Publication, close_published, commit, fill_segment
-from memstore.engine.protocols.room import clean_up
+from memstore.engine.protocols.sweep import clean_up
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import boot_clock, deadline_after
 from memstore.errors import (

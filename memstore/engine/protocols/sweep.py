@@ -1,4 +1,4 @@
-"""Sweeps: which retired segments are kept to be used again, and which are given back.
+"""Sweeps: which retired segments are kept to be used again, and which are given back; and room for changes.
 
 How many bytes of retired files may stay is limited (`root.storage.limit`): by what is live or twice the largest batch
 lately put, and by a tenth of the free space; but as many bytes as the largest recent batch may always stay. On storage
@@ -9,16 +9,20 @@ Copies of values of other hosts are given up when there is no room, and by `gc` 
 named in the table `copies`, by memstore/distributed/transfers.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
+
+`retry_after_sweep` makes a change, and where there is no room for it, makes room: it sweeps, moves values to the spill
+folder, and takes out replaced versions that are kept. `clean_up` gives back rows and files of a put that failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import time
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,24 +31,35 @@ from memstore.engine import syscalls
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.mapping import OwnedFile
-from memstore.engine.files.segments import erase_put_id, segment_path
+from memstore.engine.files.segments import SegmentWriter, erase_put_id, remove_file, segment_path
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, SegmentRow
 from memstore.engine.protocols.attempts import end_expired, end_expired_locked
-from memstore.engine.protocols.history import end_dead_pins
+from memstore.engine.protocols.history import drop_oldest, end_dead_pins
 from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
 from memstore.engine.protocols.reuse import (
     claim_retired,
     give_back_kept_file,
+    is_filling,
     is_leased,
+    keep_file,
     retire,
     retire_row,
     set_aside,
+    unclaim,
 )
-from memstore.engine.protocols.spill import clear_away, remove_moved
+from memstore.engine.protocols.spill import clear_away, make_room, remove_moved
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
-from memstore.engine.sync.primitives import boot_clock
-from memstore.errors import CorruptionError
+from memstore.engine.sync.primitives import boot_clock, deadline_after
+from memstore.engine.usage import is_full, resource_errors
+from memstore.errors import (
+    CorruptionError,
+    MemstoreError,
+    QuotaExceededError,
+    StoreFullError,
+    StoreTimeoutError,
+    VersionConflictError,
+)
 
 log = logging.getLogger("memstore")
 
@@ -63,10 +78,6 @@ def needs_sweep(root: Root, counters: Counters) -> bool:
         return True
     ours = root.next_put.file.size if root.next_put.file is not None else 0
     return counters.filling > ours and now > looks.looked_for_dead + _LOOK_FOR_DEAD
-
-
-def _may_look_at_held(root: Root, counters: Counters) -> bool:
-    return counters.held > 0 and time.monotonic() > root.sweeps.looked_at_held + root.storage.look_every
 
 
 def _may_look_for_dead(root: Root, counters: Counters) -> bool:
@@ -166,7 +177,7 @@ def _choose(root: Root, transaction: Transaction, files: int, keep: int | None) 
             surplus.append(RetiredRow(*row))
             over -= row[0]
     held: list[RetiredRow] = []
-    if keep == 0 or _may_look_at_held(root, counters):
+    if keep == 0 or (counters.held > 0 and time.monotonic() > root.sweeps.looked_at_held + root.storage.look_every):
         count = files if keep == 0 else max(_HELD_A_SWEEP, root.storage.swept_at_least)
         held = [RetiredRow(0, *row) for row in transaction.numbers("held", count)]
         root.sweeps.looked_at_held = time.monotonic()
@@ -336,3 +347,139 @@ def _rows_of(transaction: Transaction, key: bytes, stored: bytes) -> list[tuple[
     return [
         (segment, row) for segment, put_id, row in rows if row is not None and (row.put_id, row.state) == (put_id, LIVE)
     ]
+
+
+# --- Room for changes ------------------------------------------------------------------------------------------------
+
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+def retry_after_sweep(
+    make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
+) -> Result:
+    """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
+
+    If there is still none, values move to the spill folder, where the store has one; and then, if versions are kept
+    that were replaced, the oldest of these go, some at a time.
+
+    Args:
+        key: what errors name, if the change is of a single key.
+
+    Raises:
+        StoreFullError: there is still no room.
+        ResourceLimitError: the kernel refused memory, files or mappings.
+    """
+    try:
+        return make(root, change, deadline)
+    except QuotaExceededError as error:
+        if not _drop_for_quota(root, error, deadline):
+            raise
+    except (OSError, MemoryError) as error:  # nothing is entered before: a change that succeeds pays nothing
+        with resource_errors(root.path, key, root):
+            if isinstance(error, MemoryError) or not is_full(error):
+                raise
+            sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
+    with resource_errors(root.path, key, root):
+        while True:
+            try:
+                return make(root, change, deadline)
+            except QuotaExceededError as error:
+                if not _drop_for_quota(root, error, deadline):
+                    raise
+            except OSError as error:
+                if not is_full(error) or not _find_room(root, error, deadline):
+                    raise
+
+
+def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> bool:
+    """Takes out kept versions of keys of a quota. Returns whether some went."""
+    return drop_oldest(root, error.used + error.requested - error.quota, deadline, error.prefix.encode())
+
+
+def _find_room(root: Root, error: OSError, deadline: float) -> bool:
+    """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
+    needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
+    if make_room(root, needed, deadline):
+        return True
+    if not drop_oldest(root, needed, deadline):
+        return False
+    sweep_all(root, deadline)
+    return True
+
+
+# --- what a failed put has claimed -----------------------------------------------------------------------------------
+
+
+CLEANUP_TIMEOUT = 0.5  # seconds to give claimed files back after an error; after that they are left to the next sweep
+_GIVEN_BACK_A_HOLD = 16  # files in one hold of the mutex: they are open until it is over
+
+
+def clean_up(root: Root, writers: Sequence[SegmentWriter], error: BaseException) -> None:
+    """Gives back the rows and files of a batch that was not published, or keeps its one small file for the next put.
+
+    What fails here is left to the next sweep.
+    """
+    if isinstance(error, StoreTimeoutError) and keep_file(root, writers):
+        return
+    try:
+        if writers:
+            abandon(root, writers, keep=isinstance(error, VersionConflictError))
+    except (OSError, MemstoreError) as failure:
+        log.warning("%s: files of a failed put are left to the next sweep: %s", root.path, str(failure))
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def abandon(root: Root, writers: Sequence[SegmentWriter], *, keep: bool = False) -> None:
+    """Gives claimed files back after an error, if they are still filling under our put ids.
+
+    With `keep`, files that are wholly allocated are retired, to be used again: who loses a race of compare-and-swaps
+    should not have to allocate the next file anew. All others are removed.
+    """
+    deadline = deadline_after(CLEANUP_TIMEOUT)
+    for start in range(0, len(writers), _GIVEN_BACK_A_HOLD):
+        unlinked: list[OwnedFile] = []
+        some = writers[start : start + _GIVEN_BACK_A_HOLD]
+        try:
+            root.mutex.run(_abandon, deadline, root, some, unlinked, keep=keep)
+        finally:
+            close_unlinked(unlinked)
+
+
+def _abandon(root: Root, writers: Sequence[SegmentWriter], unlinked: list[OwnedFile], *, keep: bool) -> None:
+    with root.guard:
+        ours = root.catalog.view(lambda transaction: [writer for writer in writers if is_filling(transaction, writer)])
+        kept = [writer for writer in ours if keep and writer.is_reusable]
+        gone = [writer for writer in ours if writer not in kept]
+
+        def drop(transaction: Transaction) -> None:
+            for writer in ours:
+                drop_segment(transaction, writer.segment, keep=writer in kept)
+
+        for writer in kept:
+            writer.file.vacate()
+        for writer in gone:  # before their rows: a row without a file is swept, a file without a row never
+            with contextlib.suppress(OSError):  # the file is missing, or too many files are open
+                unlinked.append(writer.file.open())
+            remove_file(writer.file.path, root.segments_fd)
+        if gone:
+            root.sync_unlinked()
+        if ours:
+            root.catalog.update(drop, is_delete=True)
+
+
+def drop_segment(transaction: Transaction, segment: int, *, keep: bool = False) -> None:
+    """Drops the row of a segment that is not to be published; with `keep`, its file is retired instead."""
+    row, counters = transaction.segment(segment), transaction.counters()
+    transaction.delete_number("filling", segment)
+    if row is not None:
+        if keep:
+            unclaim(transaction, counters, segment, row)
+        else:
+            counters.filling -= row.nbytes
+            transaction.delete_segment(segment)
+            transaction.delete_number("leases", segment)  # of what the file held before
+        transaction.put_counters(counters)

@@ -233,52 +233,6 @@ def _guess_key(head: bytes) -> bytes | None:
         return None
 
 
-# --- the values that a host has left on storage that hosts share, by their headers alone -----------------------------
-
-
-def read_left(folder: str, store: str) -> list[tuple[bytes, Record]]:
-    """Returns the newest value of each key that a host has put for itself, by key. It only reads, and locks nothing.
-
-    A header says retired before a delete, or a put without a file, is acknowledged. So of each key the newest version
-    counts, and only if it says live. Of what was being published last, all has to be there: no note is left that says
-    that it got no further. Parts of sharded puts, and rows that are written in place, are left out.
-
-    Args:
-        folder: of its segments.
-        store: its id, which the headers have.
-
-    Raises OSError; a folder that isn't there has nothing.
-    """
-    if not os.path.isdir(folder):
-        return []
-    newest: dict[bytes, SegmentFile] = {}
-    puts: dict[int, SegmentFile] = {}
-    batches: dict[int, list[ParsedHeader]] = {}
-    last = 0
-    for file in read_segments([folder], None):
-        found = file.found
-        if found is None or file.key is None or found.store != store or not found.put_id or found.state == FILLING:
-            continue
-        puts[found.put_id] = file
-        batches.setdefault(found.batch, []).append(found)
-        last = max(last, found.version)
-        other = newest.get(file.key)
-        if found.version and (other is None or other.found is None or found.version > other.found.version):
-            newest[file.key] = file
-    left: list[tuple[bytes, Record]] = []
-    for key, file in sorted(newest.items()):
-        found, record = file.found, file.record
-        if found is None or record is None or found.state != LIVE or is_part(file) or record.is_mutable:
-            continue
-        batch = batches[found.batch]
-        if len(batch) < found.count and max(one.version for one in batch) == last:
-            continue
-        shares = [extent for extent in record.segments if extent.put_id != found.put_id]
-        if all(extent.put_id in puts and puts[extent.put_id].segment == extent.segment for extent in shares):
-            left.append((key, record))
-    return left
-
-
 # --- the segments of one version of a sharded entry, by their headers alone ------------------------------------------
 
 
@@ -345,3 +299,64 @@ def merged(files: Sequence[SegmentFile], merge: MergeFound) -> Record | None:
         parts=content.parts,
         boxes=content.boxes,
     )
+
+
+# --- the values that a host has left on storage that hosts share, by their headers alone -----------------------------
+
+
+def read_left(folder: str, store: str, merge: MergeFound) -> list[tuple[bytes, Record]]:
+    """Returns the newest value of each key that a host has put for itself, by key. It only reads, and locks nothing.
+
+    A header says retired before a delete, or a put without a file, is acknowledged. So of each key the newest version
+    counts, and only if it says live. Of what was being published last, all has to be there: no note is left that says
+    that it got no further. So has each part of a sharded value, always. Rows that are written in place are left out.
+
+    Args:
+        folder: of its segments.
+        store: its id, which the headers have.
+        merge: returns None unless the parts are those of all ranks: others may lie on other hosts.
+
+    Raises OSError; a folder that isn't there has nothing.
+    """
+    if not os.path.isdir(folder):
+        return []
+    newest: dict[bytes, SegmentFile] = {}
+    parts: dict[tuple[bytes, int], list[SegmentFile]] = {}
+    puts: dict[int, SegmentFile] = {}
+    batches: dict[int, list[ParsedHeader]] = {}
+    last = 0
+    for file in read_segments([folder], None):
+        found = file.found
+        if found is None or file.key is None or found.store != store or not found.put_id or found.state == FILLING:
+            continue
+        puts[found.put_id] = file
+        batches.setdefault(found.batch, []).append(found)
+        last = max(last, found.version)
+        other = newest.get(file.key)
+        if found.version and (other is None or other.found is None or found.version > other.found.version):
+            newest[file.key] = file
+        if is_part(file):
+            parts.setdefault((file.key, found.version), []).append(file)
+    left: list[tuple[bytes, Record]] = []
+    for key, file in sorted(newest.items()):
+        found, record = file.found, file.record
+        if found is None or record is None or found.state != LIVE or record.is_mutable:
+            continue
+        if is_part(file):
+            whole = _merge_left(parts[key, found.version], merge)
+            left += [] if whole is None else [(key, whole)]
+            continue
+        batch = batches[found.batch]
+        if len(batch) < found.count and max(one.version for one in batch) == last:
+            continue
+        shares = [extent for extent in record.segments if extent.put_id != found.put_id]
+        if all(extent.put_id in puts and puts[extent.put_id].segment == extent.segment for extent in shares):
+            left.append((key, record))
+    return left
+
+
+def _merge_left(files: Sequence[SegmentFile], merge: MergeFound) -> Record | None:
+    """Returns the record of a sharded value whose parts all say live."""
+    groups = by_version(files)
+    is_live = all(file.found is not None and file.found.state == LIVE for file in files)
+    return merged(groups[0], merge) if is_live and len(groups) == 1 else None

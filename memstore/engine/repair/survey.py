@@ -337,7 +337,7 @@ class _CatalogWalk:
     def _look_at_version(self, key: bytes, record: Record) -> None:
         self._nbytes += record.nbytes
         self._largest_version = max(self._largest_version, record.version)
-        for extent in record.segments:
+        for extent in self._here(record):
             self._compare_row(key, extent)
         with contextlib.suppress(CorruptionError):  # reported with its own table
             present = self._transaction.record(key)
@@ -372,7 +372,7 @@ class _CatalogWalk:
                 record = self._transaction.record(row.key)
                 is_named = record is not None and any(extent.segment == segment for extent in self._here(record))
                 is_named = is_named or tables.is_kept(self._transaction, segment, row)
-                count = tables.count_in_history(self._transaction, segment, row)
+                count = tables.count_in_history(self._transaction, segment, row, self._here)
             except CorruptionError:
                 return
             if is_named or count:

@@ -158,9 +158,15 @@ def look_at(
 def look_at_replaced(
     root: Root, key: bytes, check: Check, done: Callable[[int], None], timeout: float, *, may_lock: bool
 ) -> None:
-    """Compares the bytes of versions that were replaced, and are kept. Raises CorruptionError."""
+    """Compares the bytes of versions that were replaced, and are kept. Raises CorruptionError.
+
+    The bytes that lie on other hosts are left to those.
+    """
     for kept in root.catalog.view(tables.kept_versions, key):
         try:
+            record = root.catalog.view(tables.kept_record, key, kept.version)
+            if record is None or record.hosts is not None:
+                continue
             held = hold_version_of(root, key, kept.version, deadline_after(timeout), may_lock=may_lock)
             if held is not None:
                 _check_headers(root, _name(key), held, state=RETIRED)

@@ -58,19 +58,18 @@ SHARDED: Feature = "sharded"  # records of several segments, and prepared segmen
 MUTABLE: Feature = "mutable"  # entries whose rows are written in place
 CLUSTER: Feature = "owners"  # the store was served to other hosts: records name what lies there
 HISTORY: Feature = "history"  # versions that were replaced may stay readable: see `protocols/history.py`
-QUOTAS: Feature = "quotas"  # prefixes of keys have quotas: see `protocols/quotas.py`
+QUOTAS: Feature = "quotas"  # prefixes of keys have quotas: see `protocols/history.py`
 DELTAS: Feature = "deltas"  # versions may share files: see `protocols/deltas.py`
 SPILL: Feature = "spill"  # values may lie in a folder on a disk: see `spill.py`
 SHARED: Feature = "shared"  # its segments lie on storage that hosts mount, its catalogs do not: see `shared.py`
 
 # What stores of several hosts don't have yet, and what to do instead.
 _OF_ONE_HOST: dict[Feature, tuple[str, str]] = {
-    HISTORY: (
-        "replaced versions are kept and pinned",
-        "put without history=, and let each reader hold a store.ref(key)",
-    ),
     QUOTAS: ("prefixes have quotas", "capacity= bounds what a host's part of it takes"),
     DELTAS: ("versions share files", "put without delta_of="),
+}
+_OF_OWN_STORAGE: dict[Feature, tuple[str, str]] = {  # the same, of stores on storage that hosts share
+    HISTORY: ("replaced versions aren't kept there", "put without history=, and let readers hold a store.ref(key)"),
 }
 
 GRACE = 60.0  # seconds
@@ -263,10 +262,13 @@ def add_feature(root: str, settings: Settings, feature: Feature, spill: str | No
 
 
 def check_one_host(root: str, settings: Settings, feature: Feature) -> None:
-    """Raises CrossHostError for a feature that stores of several hosts don't have, in such a store."""
+    """Raises CrossHostError for a feature that such a store, of several hosts or on their storage, doesn't have."""
     if feature in _OF_ONE_HOST and (CLUSTER in settings.features or settings.shared is not None):
         what, instead = _OF_ONE_HOST[feature]
         raise CrossHostError(f"{root} is the store of several hosts, and {what} in a store of one host only: {instead}")
+    if feature in _OF_OWN_STORAGE and settings.shared is not None:
+        what, instead = _OF_OWN_STORAGE[feature]
+        raise CrossHostError(f"{root} is on storage that hosts share, and {what}: {instead}")
 
 
 def create_file(root: str, name: str, content: bytes, settings: Settings) -> None:

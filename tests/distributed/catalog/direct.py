@@ -100,6 +100,8 @@ class Hosts:
                 answer = self.send(action)
             elif isinstance(action, Gather):
                 answer = [self.send(one) for one in action.sends]
+                if action.meanwhile is not None:
+                    self.drive(host, action.meanwhile, filled, alone=alone)
             elif isinstance(action, Pause) and action.seconds <= BETWEEN:
                 pass  # it lets others come to the mutex
             elif alone:

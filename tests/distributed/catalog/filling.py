@@ -11,7 +11,7 @@ from memstore.distributed import rules
 from memstore.distributed.catalog import change_of
 from memstore.engine.files.segments import SegmentWriter
 from memstore.engine.protocols.put import close_published, fill_segment
-from memstore.engine.protocols.room import clean_up
+from memstore.engine.protocols.sweep import clean_up
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from tests.engine.bytes_store import draft

@@ -12,9 +12,11 @@ from memstore.distributed.rules import Change, Entry, LastCall, Lent, Member, Pl
 from memstore.distributed.rules.messages import Done
 from memstore.distributed.rules.owning import apply
 from memstore.distributed.rules.roster import found
+from memstore.engine import Creation, close_root, open_root
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.format.records import LIVE, PREPARED
 from memstore.engine.protocols.put import fill_segment
+from memstore.engine.protocols.spill import make_room
 from memstore.engine.repair.survey import inspect
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
@@ -89,6 +91,13 @@ def change(root: Root) -> None:
         writer.close()
 
 
+def before_change_of_moved(root: Root) -> None:
+    """The same, with all values but the copy in a spill folder."""
+    before_change(root)
+    close_root(open_root(root.path, "r+", Creation(spill=f"{root.path}.spill"), 10.0))
+    assert make_room(root, 1 << 20, deadline_after(10)) > 2 * len(BYTES)
+
+
 def before_lend(root: Root) -> None:
     """Files that nobody needs any more, of the size that is put next."""
     serve(root)
@@ -131,6 +140,7 @@ def _numbers(filled: Filled) -> tuple[int, int]:
 OPERATIONS: dict[str, tuple[Callable[[Root], None], Callable[[Root], None]]] = {
     "serve": (before_serve, serve),
     "change": (before_change, change),
+    "change moved": (before_change_of_moved, change),
     "lend": (before_lend, lend),
 }
 
@@ -176,6 +186,8 @@ def damage_of(root: Root) -> list[object]:
     rows = root.catalog.view(lambda transaction: dict(transaction.segments()))
     for segment, row in rows.items():
         path = f"{root.segments}/{segment:016x}.safetensors"
+        if not os.path.exists(path):
+            path = f"{root.storage.spill_folder()}/{segment:016x}.safetensors"
         head = b""
         if os.path.exists(path):
             with open(path, "rb") as file:

@@ -144,7 +144,7 @@ def test_other_rows_are_looked_at_past_damaged_ones(folder: str) -> None:
             grant = Grant(70 + number, 1)
             row = Ownership(name, OTHER, grant)
             run(root, lambda tables, name=name, grant=grant: tables.put_owned(name, grant), deadline_after(10))
-            run(root, lambda tables, row=row: tables.put_ownership(row), deadline_after(10))
+            run(root, lambda tables, row=row: tables.put_ownerships([row]), deadline_after(10))
             owed = Place(OTHER, 90 + number, 9)
             run(root, lambda tables, owed=owed: tables.owe(owed), deadline_after(10))
         for table in (tables.LENT, tables.OWNED, tables.DIRECTORY, tables.OWED, tables.COPIES):

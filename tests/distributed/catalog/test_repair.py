@@ -57,10 +57,10 @@ def prepared(root: Root) -> dict[str, object]:
         place = tables.all_lent(0, 10)[0][0]
         tables.put_leaving(b"leaving", LeavingGroup(OTHER, 7))
         tables.put_kept(b"kept", KeptGroup(OTHER, 8))
-        tables.keep(b"kept/k", Entry(5, b"body", (place,)))
+        tables.keep({b"kept/k": Entry(5, b"body", (place,))})
         tables.put_owned(b"replaced", Grant(9, 1))
         tables.granted = 12
-        tables.put_ownership(Ownership(b"", OTHER, Grant(12, 1)))
+        tables.put_ownerships([Ownership(b"", OTHER, Grant(12, 1))])
         tables.owe(operations.Place(OTHER, 99, 9))
 
     run(root, more, now)

@@ -132,8 +132,10 @@ class Both:
         self.look(lambda tables: [tables.kept(group) for group in GROUPS])
         self.look(lambda tables: [tables.ownership(group) for group in GROUPS])
         self.look(lambda tables: (tables.granted, tables.mirrored, tables.early_promise))
+        self.look(lambda tables: tables.ownerships_of(GROUPS))
         self.look(lambda tables: sorted(tables.all_leaving()))
         self.look(lambda tables: sorted(tables.all_kept()))
+        self.look(lambda tables: (tables.kept_of(KEYS), tables.keepers_of(KEYS), tables.have_more(KEYS)))
         for limit in (1, MOST):
             self.look(lambda tables, limit=limit: tables.all_owned(None, limit))
             for group in GROUPS:
@@ -157,8 +159,8 @@ STEPS = st.lists(
         st.sampled_from(
             ["put", "put", "put_parts", "put_elsewhere", "lend", "own", "retire", "delete", "session", "end", "call"]
             + ["owe", "settle", "standing", "version", "raise", "look", "owned", "disowned", "leaving", "stays"]
-            + ["remembers", "remember", "forget_remembered", "keepers"]
-            + ["kept", "keep", "keep_damaged", "forget", "drop_kept", "grant", "drop_grant", "granted", "mirrored"]
+            + ["remembers", "remember", "forget_remembered", "keepers", "keepers_of_many"]
+            + ["kept", "keep", "keep_damaged", "take", "drop_kept", "grant", "drop_grant", "granted", "mirrored"]
             + ["promised"]
         ),
         st.integers(0, 7),
@@ -238,18 +240,18 @@ def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, n
         both.run(lambda tables: tables.put_kept(group, kept))
     elif name == "keep":
         entry = both.bodies.get(key, Entry(choice, b"body", (Place(OTHER, number, 3),)))
-        both.run(lambda tables: tables.keep(key, entry))
+        both.run(lambda tables: tables.keep({key: entry}))
     elif name == "keep_damaged":
-        both.run(lambda tables: tables.keep(key, None))
-    elif name == "forget" and key in sim.kept_records:
-        both.run(lambda tables: tables.forget_kept(key))
+        both.run(lambda tables: tables.keep({key: None}))
+    elif name == "take":
+        both.run(lambda tables: tables.take_kept(group, 1 + choice % 3))
     elif name == "drop_kept":
         both.run(lambda tables: tables.drop_kept(group))
     elif name == "grant" and not any(row.grant.number == number for row in sim.directory.values()):
         row = Ownership(group, OTHER, grant, THIRD if choice % 2 else None, former=OTHER if choice % 3 else None)
         if not sim.granted:  # without a number that was given, the catalog tells it by the rows
             both.run(lambda tables: setattr(tables, "granted", 63))
-        both.run(lambda tables: tables.put_ownership(row))
+        both.run(lambda tables: tables.put_ownerships([row]))
     elif name == "drop_grant" and group in sim.directory:
         both.run(lambda tables: tables.drop_ownership(group))
     elif name == "granted":
@@ -264,6 +266,9 @@ def change_group(both: Both, name: str, group: bytes, key: bytes, choice: int, n
         both.run(lambda tables: tables.forget(key))
     elif name == "keepers":
         both.run(lambda tables: tables.put_keepers(key, [(OTHER, choice), (THIRD, number)][: choice % 3]))
+    elif name == "keepers_of_many":
+        keepers = [(OTHER, choice), (THIRD, number)]
+        both.run(lambda tables: tables.put_keepers_of(dict.fromkeys(KEYS[:choice], keepers)))
     elif name == "promised":
         both.run(lambda tables: setattr(tables, "early_promise", (OTHER, number)))
 

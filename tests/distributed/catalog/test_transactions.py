@@ -253,7 +253,7 @@ def test_an_action_is_repeated_when_the_catalog_grows(folder: str) -> None:
             for number in range(600):
                 key, there = b"many/%d" % number, Place(b"o" * 16, place.put_id, place.segment)
                 tables.put_record(key, Entry(number + 1, change.body or b"", (there,)))
-                tables.keep(key, Entry(number, b"." * 20_000))
+                tables.keep({key: Entry(number, b"." * 20_000)})
             tables.lend(change.places[0], Lent(b"k", b"o" * 16))
             tables.version = 600
 

@@ -129,3 +129,21 @@ def test_it_goes_with_its_group_which_is_never_refused(homes: Cluster, prefix: s
     for number in range(2 * ROOM):
         here.put(f"{prefix}{number}", VALUE)
     assert here.quotas() == ()
+
+
+def test_versions_that_were_replaced_count_and_go_before_a_put_is_refused(homes: Cluster, prefix: str) -> None:
+    """Those that other hosts have put, too; and they count at the next owner."""
+    one, key = bytes_of(homes.stores[0], prefix.replace("/a/", "/other")), f"{prefix}k"
+    for number in range(ROOM):
+        homes.stores[number % 2].put(key, VALUE, history=ROOM)
+    assert used(homes) == [ROOM * one] * 2 and len(homes.stores[1].versions(key)) == ROOM
+    homes.stores[0].put(f"{prefix}more", VALUE)
+    kept = homes.stores[1].versions(key)
+    assert 1 < len(kept) < ROOM and used(homes) == [(len(kept) + 1) * one] * 2
+    hand_over(homes, key, 1)
+    assert homes.stores[0].versions(key) == kept and used(homes) == [(len(kept) + 1) * one] * 2
+    homes.stores[0].delete(key)
+    assert used(homes) == [one] * 2
+    for store in homes.stores:
+        assert store.verify().ok
+    assert not homes.homes[0].failed

@@ -35,6 +35,7 @@ def test_values_and_parts_of_other_hosts_are_there_after_a_repair_of_their_home(
             join([other, home])
             version = here.put("there", BIG)
             there.put("mine", BIG + 1)
+            kept = [(here, there)[number % 2].put("kept", BIG + number, history=3) for number in range(4)]
             pending = put(here, "sharded", 0, wait=False)
             whole = put(there, "sharded", 1)
             assert pending.wait() == whole
@@ -48,6 +49,9 @@ def test_values_and_parts_of_other_hosts_are_there_after_a_repair_of_their_home(
             for store in (here, there):
                 assert store.version("there") == version and torch.equal(store.get("there"), BIG)
                 assert torch.equal(store.get("mine"), BIG + 1)
+                assert store.versions("kept") == tuple(kept[1:])
+                for number in range(1, 4):
+                    assert torch.equal(store.get("kept", version=kept[number]), BIG + number)
                 assert store.version("sharded") == whole
                 assert torch.equal(store.get("sharded")["w"], shard_values())
                 assert store.verify().ok
@@ -55,7 +59,7 @@ def test_values_and_parts_of_other_hosts_are_there_after_a_repair_of_their_home(
                 waiting.wait(timeout=20.0)
             assert "waits" not in there
             assert here.put("there", BIG + 2, expect_version=version) > version
-            for key in ("there", "sharded", "mine"):
+            for key in ("there", "sharded", "mine", "kept"):
                 here.delete(key)
             await_(lambda: lent(other) <= {b"waits"})  # an audit asks for that one when its put's time is over
 

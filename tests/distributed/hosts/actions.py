@@ -380,6 +380,12 @@ def put_weights(store: memstore.Store, nbytes: int, value: float) -> int:
     return store.put("weights/k", {"weight": half, "bias": half + 0}, timeout=LONGEST)
 
 
+def put_bias(store: memstore.Store, nbytes: int, value: float) -> int:
+    """Puts a value of which half is as `put_weights` puts it with 1.0."""
+    half = torch.full((nbytes // 8 // 1024, 1024), 1.0)
+    return store.put("weights/k", {"weight": half, "bias": half * value}, delta_of=True, timeout=LONGEST)
+
+
 def put_weights_in_parts(store: memstore.Store, nbytes: int, value: float) -> None:
     whole = (nbytes // 4 // 1024, 1024)
     for rank in range(2):
@@ -410,7 +416,9 @@ def _read_weights(store: memstore.Store, how: str, newer_than: int) -> float:
         tensors = [tensor.detach() for tensor in model.parameters()]
     else:
         store.wait("weights/k", newer_than=newer_than, timeout=LONGEST)
-        value = store.get("weights/k", timeout=LONGEST) if how == "get" else store.view("weights/k")
+        value = store.view("weights/k") if how == "view" else store.get("weights/k", timeout=LONGEST)
+        if how == "bias":
+            assert value.pop("weight").max() == 1
         tensors = [tensor[:] for tensor in value.values()]
     (value,) = {float(end) for tensor in tensors for end in (tensor.min(), tensor.max())}
     return value
@@ -437,6 +445,52 @@ def put_again_and_again(channel: Connection, root: str, nbytes: int) -> None:
             if not number:
                 channel.send(None)
             number += 1
+
+
+# --- versions that were replaced --------------------------------------------------------------------------------------
+
+
+def put_version(store: memstore.Store, key: str, number: int, history: int | None = None) -> int:
+    return store.put(key, {"x": torch.full((WHOLE,), float(number)), "n": number}, history=history, timeout=30)
+
+
+def versions_of(store: memstore.Store, key: str) -> dict[int, int]:
+    """Returns the number in each version of a key, by version; none if there is no such key."""
+    found: dict[int, int] = {}
+    for version in store.versions(key) if key in store else ():
+        value = store.get(key, version=version, timeout=30)
+        assert bool((value["x"] == value["n"]).all()), value
+        found[version] = value["n"]
+    return found
+
+
+def put_versions_until_killed(channel: Connection, root: str, key: str) -> None:
+    """Numbers that grow, until the process is told something. It sends how many were put, then."""
+    with memstore.open(root, "r+", timeout=30.0) as store:
+        number = 0
+        while not channel.poll():
+            put_version(store, key, number, 3)
+            number += 1
+            if number == 4:
+                channel.send("there are some")
+        channel.send(number)
+
+
+def read_versions(store: memstore.Store, key: str, seconds: float) -> int:
+    """Reads earlier versions again and again: each is whole, or gone. Returns how many it has read."""
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        versions = store.versions(key)
+        assert 1 <= len(versions) <= 3 and list(versions) == sorted(set(versions)), versions
+        for version in versions:
+            value = store.get(key, None, version=version, timeout=30)
+            assert value is None or bool((value["x"] == value["n"]).all()), value
+            count += value is not None
+    return count
+
+
+def live_bytes(store: memstore.Store) -> int:
+    return store.stats().live_bytes
 
 
 # --- deltas -----------------------------------------------------------------------------------------------------------
@@ -466,3 +520,16 @@ def check_model(store: memstore.Store, key: str, changed: int, value: float) -> 
 
 def collect(store: memstore.Store) -> None:
     store.gc()
+
+
+def follow_model(store: memstore.Store, key: str, how: str, changed: int, value: float) -> None:
+    """Reads it as those do who load weights."""
+    expected = model(changed, value)
+    if how == "iter_weights":
+        found = dict(memstore.iter_weights(store, key, timeout=LONGEST))
+    else:
+        module = torch.nn.Module()
+        module.layer = torch.nn.ParameterList([torch.empty_like(tensor) for tensor in expected.values()])
+        store.load_model(key, module, timeout=LONGEST)
+        found = module.state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)

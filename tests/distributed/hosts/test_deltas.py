@@ -56,3 +56,14 @@ def test_without_its_base_a_delta_comes_whole(cluster: ServedHosts) -> None:
     assert moved(cluster, 0, 1, LEAVES // 50, 1.0) > MODEL
     cluster.call(0, actions.put_model, KEY, LEAVES // 50, 2.0, True)
     assert moved(cluster, 0, 1, LEAVES // 50, 2.0) < MOST
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["iter_weights", "load_model"])
+def test_who_loads_weights_fetches_what_changed(cluster: ServedHosts, how: str) -> None:
+    cluster.call(0, actions.put_model, KEY, 0, 0.0)
+    cluster.call(1, actions.follow_model, KEY, how, 0, 0.0)
+    cluster.call(0, actions.put_model, KEY, LEAVES // 50, 1.0, True)
+    before = cluster.sent(0)
+    cluster.call(1, actions.follow_model, KEY, how, LEAVES // 50, 1.0)
+    assert cluster.sent(0) - before < MOST

@@ -88,6 +88,15 @@ def test_followers_that_wait_for_the_next_version(eight: ServedHosts, how: str) 
     assert times < MOST
 
 
+def test_what_has_changed_leaves_its_host_twice(eight: ServedHosts) -> None:
+    eight.call(0, actions.put_weights, NBYTES, 1.0)
+    with reading(eight, "get") as workers:
+        all_read(workers, 1.0)
+    eight.call(0, actions.put_bias, NBYTES, 5.0)
+    with reading(eight, "bias") as workers:
+        assert sent(eight, 0, lambda: all_read(workers, 5.0)) < MOST / 2, "half of it has changed"
+
+
 def test_parts_of_a_sharded_value(eight: ServedHosts) -> None:
     eight.call(0, actions.put_weights_in_parts, NBYTES, 3.0)
     with reading(eight, "get") as workers:

@@ -111,6 +111,7 @@ def check_gone(world: World, hosts: Sequence[Host]) -> None:
         tables = host.tables
         named = {
             "records": [place.host for entry in tables.records.values() for place in entry.places],
+            "replaced": [place.host for row in tables.all_replaced(b"", 1 << 20) for place in row.entry.places],
             "kept": [place.host for entry in tables.kept_records.values() if entry for place in entry.places],
             "backups": [place.host for backup in tables.backups.values() for place in backup.places],
             "keepers": [keeper for rows in tables.keeping.values() for keeper, _ in rows],
@@ -139,6 +140,12 @@ def check_bytes(world: World, hosts: Sequence[Host]) -> None:
         for place in backup.places
         if place.host == host.id
     }
+    named |= {
+        Place(place.host, place.put_id): row.key
+        for host in hosts
+        for row in host.tables.all_replaced(b"", 1 << 20)
+        for place in row.entry.places
+    }
     waiting = [part for host in hosts for part in host.tables.parts()]
     if waiting:
         raise Fault(f"attempts don't end: {waiting}", tuple(world.trace))
@@ -164,6 +171,10 @@ def check_bytes(world: World, hosts: Sequence[Host]) -> None:
         strays = [key for key in host.tables.records if group_of(key) not in host.tables.own_groups]
         if strays or host.tables.debts:
             raise Fault(f"{host.address} still has {strays}, and owes {host.tables.debts}", tuple(world.trace))
+        for key, kept in host.tables.replaced.items():
+            record = host.tables.records.get(key)
+            if len(kept) >= (record.history[0] if record is not None and record.history is not None else 1):
+                raise Fault(f"{host.address} keeps {kept} of {key!r}, which is {record}", tuple(world.trace))
 
 
 def check_sessions(world: World, hosts: Sequence[Host]) -> None:

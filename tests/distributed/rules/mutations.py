@@ -13,6 +13,7 @@ from memstore.distributed.rules import (
     client,
     directory,
     draining,
+    history,
     owning,
     promotion,
     reading,
@@ -677,6 +678,94 @@ def _never(seed: Directory) -> Any:
     yield
 
 
+# --- histories --------------------------------------------------------------------------------------------------------
+
+
+def _no_steps(*_: Any) -> Any:
+    return
+    yield
+
+
+@mutation("an audit doesn't look for replaced versions", "histories")
+def _(patch: Patch) -> None:
+    patch.setattr(history, "names", lambda tables, key, place: False)  # pyright: ignore
+
+
+@mutation("bytes of replaced versions that go stay", "histories")
+def _(patch: Patch) -> None:
+    def forget(tables: Any, standing: Any, key: bytes, version: int) -> None:
+        tables.drop_replaced(key, version)
+
+    patch.setattr(history, "_let_go", forget)
+
+
+@mutation("replaced versions stay whatever the history says", "histories")
+def _(patch: Patch) -> None:
+    patch.setattr(history, "count_within", lambda versions, most, nbytes: len(versions))  # pyright: ignore
+
+
+@mutation("a history ends with the next put", "a history goes on with puts of other hosts")
+def _(patch: Patch) -> None:
+    put = SimTables.put_record
+
+    def once(tables: SimTables, key: bytes, entry: Any) -> None:
+        put(tables, key, entry if key not in tables.records else msgspec.structs.replace(entry, history=None))
+
+    patch.setattr(SimTables, "put_record", once)
+
+
+@mutation("any version of a key is the present one", "histories")
+def _(patch: Patch) -> None:
+    patch.setattr(history, "find", lambda tables, key, version: tables.record(key))  # pyright: ignore
+
+
+@mutation("a group is handed over, and its replaced versions stay", "histories")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "hand_on", lambda *_: 0)  # pyright: ignore[reportUnknownLambdaType]
+
+
+@mutation("a hand-over brings no replaced versions", "replaced versions of a host that is drained")
+def _(patch: Patch) -> None:
+    patch.setattr(directory, "with_replaced", lambda tables, key, entry: entry)  # pyright: ignore
+
+
+@mutation("what a hand-over brings of replaced versions isn't kept", "replaced versions of a host that is drained")
+def _(patch: Patch) -> None:
+    patch.setattr(SimTables, "put_replaced", lambda tables, key, entry: None)  # pyright: ignore
+
+
+@mutation("replaced versions of a removed host stay", "histories and losses")
+def _(patch: Patch) -> None:
+    patch.setattr(roster, "let_lost_go", _no_steps)
+
+
+@mutation("a host that is drained waits for what replaced versions name", "histories and drains")
+def _(patch: Patch) -> None:
+    def nothing(*_: Any) -> Any:
+        return True
+        yield
+
+    patch.setattr(history, "take_over", nothing)
+
+
+@mutation("replaced versions are looked through first", "a version is replaced while its host is looked for")
+def _(patch: Patch) -> None:
+    drop_lost, let_lost_go = roster.drop_lost, roster.let_lost_go
+
+    def first(seed: Any) -> Any:
+        yield from let_lost_go()
+        yield from drop_lost(seed)
+
+    patch.setattr(roster, "drop_lost", first)
+    patch.setattr(roster, "let_lost_go", _no_steps)
+
+
+@mutation("who keeps a version forgets its history", "an heir goes on with a history")
+def _(patch: Patch) -> None:
+    backup = client.Backup
+    patch.setattr(client, "Backup", lambda *said: backup(*said[:6]))  # pyright: ignore
+
+
 # --- a death ----------------------------------------------------------------------------------------------------------
 
 
@@ -743,8 +832,8 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     send_all = recovery.send_all
 
-    def hasty(requests: Any) -> Any:
-        answers = yield from send_all(requests)
+    def hasty(requests: Any, *meanwhile: Any) -> Any:
+        answers = yield from send_all(requests, *meanwhile)
         asked = [request for _, request in requests]
         return [
             BackedUp(()) if isinstance(request, FindBackups) and not isinstance(answer, BackedUp) else answer
@@ -803,7 +892,7 @@ def _(patch: Patch) -> None:
 
     def forget(tables: Any, *arguments: Any) -> None:
         with Patch.context() as inner:
-            inner.setattr(SimTables, "put_keepers", lambda tables, key, keepers: None)  # pyright: ignore
+            inner.setattr(SimTables, "put_keepers_of", lambda tables, rows: None)  # pyright: ignore
             merge(tables, *arguments)
 
     patch.setattr(recovery, "_merge", forget)
@@ -942,11 +1031,11 @@ def _(patch: Patch) -> None:
 
 @mutation("a group whose taker is removed is nobody's", "a taker that is lost")
 def _(patch: Patch) -> None:
-    put = SimTables.put_ownership
+    put = SimTables.put_ownerships
     patch.setattr(
         SimTables,
-        "put_ownership",
-        lambda tables, row: put(tables, msgspec.structs.replace(row, giver=None)),  # pyright: ignore
+        "put_ownerships",
+        lambda tables, rows: put(tables, [msgspec.structs.replace(row, giver=None) for row in rows]),  # pyright: ignore
     )
 
 

@@ -50,6 +50,7 @@ class Scene:
     patience: float = 3  # seconds that an audit leaves a call alone, at most
     audit_every: float = 2.0  # seconds
     shared: bool = False  # the files of hosts that are lost are there still, on storage that all read
+    history: bool = False  # puts ask for histories, and versions that were replaced are read
     replicas: bool = False  # values lie on two hosts each: a host that is lost takes nothing that was acknowledged
     all_must_work: bool = False  # nothing is so bad that a call may fail for it
     weather: Weather = field(default_factory=Weather)
@@ -168,6 +169,15 @@ SCENES = {
     ),
     "replicas and deaths of slow hosts": Scene(
         hosts=4, first=4, replicas=True, losses=1, processes=8, calls=60, weather=SLOW
+    ),
+    "histories": Scene(hosts=3, first=3, keys=3, history=True, hand_overs=4, kills=3, calls=30, audit_every=0.5),
+    "histories and losses": Scene(hosts=5, first=5, history=True, losses=2, kills=2, cuts=1, processes=8, calls=30),
+    "histories and drains": Scene(hosts=4, first=4, history=True, drains=3, kills=3, attempts=4, calls=30, seconds=25),
+    "histories in a storm": Scene(
+        hosts=5, first=4, filled=2, history=True, kills=4, cuts=3, losses=1, hand_overs=6, calls=30, weather=STORM
+    ),
+    "histories, replicas and deaths": Scene(
+        hosts=4, first=4, history=True, replicas=True, losses=1, kills=2, processes=8, calls=30
     ),
     "promotions": Scene(hosts=4, first=3, promotions=6, kills=3, calls=20),
     "promotions in a storm": Scene(hosts=5, first=5, promotions=8, kills=4, cuts=4, calls=20, weather=STORM),

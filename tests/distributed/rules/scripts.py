@@ -1188,7 +1188,7 @@ def _() -> None:
     play.hosts[2].tables.put_kept(
         b"g", directory.KeptGroup(play.hosts[1].id, play.hosts[1].tables.own_groups[b"g"].number)
     )
-    play.hosts[2].tables.keep(b"g/1", play.hosts[1].tables.records[b"g/1"])
+    play.hosts[2].tables.keep({b"g/1": play.hosts[1].tables.records[b"g/1"]})
     removed = play.hosts[1].id
     play.world.lose(play.hosts[1])
     play.world.remove(removed)
@@ -1666,3 +1666,106 @@ def _() -> None:
     play.world.serve(play.hosts[2], "h0")
     play.world.run(5)
     play.must(not play.hosts[1].tables.unnoted and not play.hosts[2].tables.backups, "it is never told")
+
+
+@script("a history goes on with puts of other hosts")
+def _() -> None:
+    """Bytes of the versions lie where they were put, until these go."""
+    play = Play(3)
+    play.put(1, b"g/other")
+    versions = [_put_with_history(play, 2, b"g/k", (3, 0))]
+    for host in (0, 1, 2, 0, 2):
+        versions.append(_put_with_history(play, host, b"g/k", None))
+    for process in play.processes:
+        found = run(play.world, process, reading.versions_of(process.client, b"g/k"), seconds=1)
+        play.must(found == tuple(versions[-3:]), f"{found} are kept of {versions}")
+        for version in versions:
+            steps = reading.look_up_versions(process.client, b"g/k", [version])
+            (entry,) = run(play.world, process, steps, seconds=1)
+            play.must((entry is None) == (version not in found), f"version {version} is {entry}")
+            play.must(entry is None or entry.version == version, f"version {version} is {entry}")
+    play.world.run(10)
+    left = [len(host.tables.segments) for host in play.hosts]
+    play.must(left == [1, 0, 2], f"of three versions {left} files are left")
+    (deleted,) = run(play.world, play.processes[0], play.processes[0].client.commit([Change(b"g/k", None)], 1 << 62))
+    play.must(deleted == versions[-1], "it is deleted")
+    found = run(play.world, play.processes[1], reading.versions_of(play.processes[1].client, b"g/k"), seconds=1)
+    play.world.run(10)
+    play.must(not found and not any(host.tables.segments for host in play.hosts), f"{found} are left")
+
+
+def _put_with_history(play: Play, host: int, key: bytes, limits: tuple[int, int] | None) -> int:
+    process, tables = play.processes[host], play.hosts[host].tables
+    place = Place(process.host.id, tables.fill(7), 1)
+    change, until = Change(key, b"", (place,), history=limits), tables.clock() + 5_000_000_000
+    (version,) = run(play.world, process, process.client.commit([change], until), seconds=1)
+    return version
+
+
+@script("a version is replaced while its host is looked for")
+def _() -> None:
+    """That host was removed. The version is kept then, and nobody would look for it again."""
+    play = Play(3)
+    play.put(1, b"g/other")
+    _put_with_history(play, 2, b"g/k", (2, 0))
+    owner = play.hosts[1]
+    standing = owner.tables.standing()
+    assert standing is not None and owner.index is not None
+    members = tuple(member for member in standing.roster.members if member.id != play.hosts[2].id)
+    gone = msgspec.structs.replace(standing.roster, members=members)
+    owner.tables.own_standing = msgspec.structs.replace(standing, roster=gone)
+    steps: Any = roster.drop_lost(owner.index.seed)
+    with contextlib.suppress(StopIteration):
+        value, is_put = None, False
+        while True:
+            step = steps.send(value)
+            value = step.action(owner.tables) if isinstance(step, Transact) else []
+            if not is_put:
+                owning.apply(owner.tables, owner.tables.standing(), [Change(b"g/k", b"new")])
+                is_put = True
+    play.must(not owner.tables.replaced, f"{owner.tables.replaced} are left")
+    entry = owner.tables.record(b"g/k")
+    play.must(entry is not None and entry.body == b"new", f"the key has {entry}")
+
+
+@script("replaced versions of a host that is drained")
+def _() -> None:
+    """The owner, and then a host that has bytes of them."""
+    play = Play(5)
+    play.put(1, b"g/other")
+    versions = [_put_with_history(play, host, b"g/k", (4, 0)) for host in (1, 2, 1, 3)]
+    for host in (1, 2):
+        play.drain(host, 25)
+        play.must(has_left(play, host), "the drain doesn't end")
+        process = play.processes[4]
+        found = run(play.world, process, reading.versions_of(process.client, b"g/k"), seconds=1)
+        play.must(found == tuple(versions), f"{found} are left of {versions}")
+        entries = run(play.world, process, reading.look_up_versions(process.client, b"g/k", versions), seconds=1)
+        places = [place for entry in entries if entry is not None for place in entry.places]
+        play.must(
+            len(places) == len(set(places)) == len(versions), f"each is where it was put, or copied to: {entries}"
+        )
+        for place in places:
+            at = next((one for one in play.hosts if one.id == place.host and one.index is not None), None)
+            play.must(at is not None and place.put_id in at.tables.segments, f"{place} is gone")
+    versions.append(_put_with_history(play, 3, b"g/k", None))
+    found = run(play.world, play.processes[0], reading.versions_of(play.processes[0].client, b"g/k"), seconds=1)
+    play.must(found == tuple(versions[-4:]), "the history goes on")
+
+
+@script("an heir goes on with a history")
+def _() -> None:
+    """As the last put has asked for it. What was replaced is lost with its owner, and its bytes are given back."""
+    play = Play(4)
+    play.put(1, b"g/other")
+    for _ in range(3):
+        _put_with_history(play, 2, b"g/k", (3, 0))
+    die(play, 1)
+    play.world.run(20)
+    reader = play.processes[3]
+    found = run(play.world, reader, reading.versions_of(reader.client, b"g/k"), seconds=1)
+    play.must(len(found) == 1, f"{found} are there")
+    play.must(len(play.hosts[2].tables.segments) == 1, "bytes of the others stay")
+    versions = [*found, *(_put_with_history(play, 2, b"g/k", None) for _ in range(3))]
+    found = run(play.world, reader, reading.versions_of(reader.client, b"g/k"), seconds=1)
+    play.must(found == tuple(versions[-3:]), f"{found} are left of {versions}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,13 +18,14 @@ from memstore.distributed.rules import (
     Ownership,
     Place,
     Remembered,
+    ReplacedRow,
     Roster,
     Standing,
     dispose,
     group_of,
 )
 from memstore.distributed.rules.nouns import Backup
-from memstore.engine import AttemptOutcome, PendingPart
+from memstore.engine import AttemptOutcome, KeptVersion, PendingPart
 from memstore.errors import CorruptionError
 from tests.support.explore import Fault
 
@@ -58,6 +59,7 @@ class SimTables:
     version: int = 0
     number: int = 0  # of sessions and puts
     records: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])
+    replaced: dict[bytes, dict[int, Entry]] = field(default_factory=dict[bytes, dict[int, Entry]])
     damaged: set[bytes] = field(default_factory=set[bytes])  # keys
     passed_over: list[bytes] = field(default_factory=list[bytes])
     own_standing: Standing | None = None
@@ -117,6 +119,11 @@ class SimTables:
         self.records[key] = entry
         self.damaged.discard(key)
 
+    def put_records(self, entries: Sequence[tuple[bytes, Entry]]) -> dict[bytes, CorruptionError]:
+        for key, entry in entries:
+            self.put_record(key, msgspec.structs.replace(entry, replaced=()))
+        return {}
+
     def put_damaged(self, key: bytes) -> None:
         if key not in self.records:
             self.damaged.add(key)
@@ -151,6 +158,48 @@ class SimTables:
 
     def pass_over(self, key: bytes, why: CorruptionError) -> None:
         self.passed_over.append(key)
+
+    # --- versions that were replaced ----------------------------------------------------------------------------------
+
+    def keep_replaced(self, key: bytes) -> None:
+        entry = self.records.get(key)
+        if entry is not None:
+            self.replaced.setdefault(key, {})[entry.version] = entry
+
+    def replaced_versions(self, key: bytes) -> list[KeptVersion]:
+        """Each takes a byte for each of its places, or else of its body."""
+        kept = self.replaced.get(key, {})
+        return [KeptVersion(b"", one, len(kept[one].places) or len(kept[one].body)) for one in sorted(kept)]
+
+    def replaced_version(self, key: bytes, version: int) -> Entry | None:
+        return self.replaced.get(key, {}).get(version)
+
+    def put_replaced(self, key: bytes, entry: Entry) -> None:
+        for place in entry.places:
+            if place.host == self.member:
+                if place.put_id not in self.segments:
+                    raise Fault(f"{key!r}: a replaced version names bytes that have been given back")
+                self.lendings.pop(place, None)
+                self.segments[place.put_id].state = "own"
+        self.replaced.setdefault(key, {})[entry.version] = entry
+
+    def drop_replaced(self, key: bytes, version: int) -> Entry | None:
+        kept = self.replaced.get(key, {})
+        entry = kept.pop(version, None)
+        if not kept:
+            self.replaced.pop(key, None)
+        return entry
+
+    def all_replaced(self, after: bytes, limit: int) -> list[ReplacedRow]:
+        rows = [
+            ReplacedRow(key + b"\0%020d" % version, key, msgspec.structs.replace(entry, body=b""))
+            for key, kept in self.replaced.items()
+            for version, entry in kept.items()
+        ]
+        return sorted(row for row in rows if row.name > after)[:limit]
+
+    def pinned(self, key: bytes) -> frozenset[int]:
+        return frozenset()
 
     # --- the cluster --------------------------------------------------------------------------------------------------
 
@@ -225,25 +274,31 @@ class SimTables:
     def all_kept(self, after: bytes | None = None, limit: int = 1 << 20) -> list[tuple[bytes, KeptGroup]]:
         return [row for row in sorted(self.kept_groups.items()) if after is None or row[0] > after][:limit]
 
-    def keep(self, key: bytes, entry: Entry | None) -> None:
-        self.kept_records[key] = entry
+    def keep(self, rows: Mapping[bytes, Entry | None]) -> None:
+        self.kept_records.update(rows)
 
     def kept_page(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
         return sorted(row for row in self.kept_records.items() if group_of(row[0]) == group)[:limit]
 
-    def kept_record(self, key: bytes) -> Entry | None:
-        return self.kept_records.get(key)
+    def kept_of(self, keys: Sequence[bytes]) -> dict[bytes, Entry | None]:
+        return {key: self.kept_records[key] for key in keys if key in self.kept_records}
 
-    def forget_kept(self, key: bytes) -> None:
-        del self.kept_records[key]
+    def take_kept(self, group: bytes, limit: int) -> list[tuple[bytes, Entry | None]]:
+        page = self.kept_page(group, limit)
+        for key, _ in page:
+            del self.kept_records[key]
+        return page
 
     # --- the directory ------------------------------------------------------------------------------------------------
 
     def ownership(self, group: bytes) -> Ownership | None:
         return self.directory.get(group)
 
-    def put_ownership(self, row: Ownership) -> None:
-        self.directory[row.group] = row
+    def ownerships_of(self, groups: Sequence[bytes]) -> dict[bytes, Ownership]:
+        return {group: self.directory[group] for group in groups if group in self.directory}
+
+    def put_ownerships(self, rows: Sequence[Ownership]) -> None:
+        self.directory.update((row.group, row) for row in rows)
 
     def drop_ownership(self, group: bytes) -> None:
         del self.directory[group]
@@ -381,6 +436,9 @@ class SimTables:
     def tell(self, key: bytes) -> None:
         """Who waits looks again and again."""
 
+    def tell_all(self) -> None:
+        """As `tell`."""
+
     # --- backups ------------------------------------------------------------------------------------------------------
 
     def backup(self, key: bytes) -> Backup | None:
@@ -420,6 +478,13 @@ class SimTables:
             self.keeping[key] = tuple(keepers)
         else:
             self.keeping.pop(key, None)
+
+    def keepers_of(self, keys: Sequence[bytes]) -> dict[bytes, tuple[tuple[bytes, int], ...]]:
+        return {key: self.keeping[key] for key in keys if key in self.keeping}
+
+    def put_keepers_of(self, rows: Mapping[bytes, Sequence[tuple[bytes, int]]]) -> None:
+        for key, keepers in rows.items():
+            self.put_keepers(key, keepers)
 
     def all_keepers(self, after: bytes, limit: int) -> list[tuple[bytes, tuple[tuple[bytes, int], ...]]]:
         return sorted(row for row in self.keeping.items() if row[0] > after)[:limit]
@@ -474,6 +539,9 @@ class SimTables:
 
     def all_lacking(self, after: bytes, limit: int) -> list[bytes]:
         return [key for key in sorted(self.lacks) if key > after][:limit]
+
+    def have_more(self, keys: Sequence[bytes]) -> frozenset[bytes]:
+        return frozenset(keys) & (self.backups.keys() | self.lacks.keys() | self.replicated.keys())
 
     def note_lost(self, name: bytes, who: str) -> None:
         self.lost[name] = who

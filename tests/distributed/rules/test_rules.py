@@ -37,6 +37,10 @@ FOUND_SOON = {  # with a schedule that finds it, which is tried first; where the
     "who has put a value is believed to keep it": 349,
     "a release takes a replica": 9,
     "older attempts go on after a publication": 0,
+    "bytes of replaced versions that go stay": 1,
+    "replaced versions stay whatever the history says": 1,
+    "any version of a key is the present one": 1,
+    "a host that is drained waits for what replaced versions name": 0,
     "who gives up without a part leaves no outcome": 0,
 }
 

@@ -37,6 +37,7 @@ from tests.distributed.rules.world import (
 from tests.support.explore import Fault
 
 STABLE = [f"stable{number}/x".encode() for number in range(12)]
+LIMITS = [None, None, (3, 0), (2, 0), (4, 2), (1, 0)]  # histories that puts ask for
 PAIRS = [[b"pair/one", b"pair/two"], [b"one/of", b"two/of"]]  # of one group, and of two
 
 
@@ -78,8 +79,12 @@ class Workload:
         admitted = [key for key in self.keys if key not in self.filled or self.is_admitted(key)]
         key = self.chance.choice(admitted)
         kinds = {"wait_any": 0.5, "put": 4, "get": 4, "delete": 1, "wait": 1, "list": 0.5, "put_pair": 1, "get_pair": 1}
+        if self.scene.history:
+            kinds["get_version"] = 3
         kind = self.chance.choices(list(kinds), list(kinds.values()))[0]
-        if kind == "put":
+        if kind == "get_version":
+            self.get_version(process, key, go_on)
+        elif kind == "put":
             self.put(process, key, go_on)
         elif kind == "get":
             self.get(process, key, go_on)
@@ -141,7 +146,8 @@ class Workload:
         body = str(value).encode()
         if self.chance.random() < 0.6:
             places, body = (Place(host.id, host.tables.fill(value), 1),), b""
-        change = Change(key, body, places, expect)
+        limits = self.chance.choice(LIMITS) if self.scene.history else None
+        change = Change(key, body, places, expect, history=limits)
         self.commit(process, key, change, value, start, expect, ended)
 
     def begin_return(self, host: Host, key: bytes, of: int) -> int:
@@ -236,6 +242,28 @@ class Workload:
             ended()
 
         self.call(process, read(process.client, key, lambda entry: self.fetch(process, entry)), 20, end)
+
+    def get_version(self, process: Process, key: bytes, ended: Callable[[], None]) -> None:
+        """One of the versions that a key is said to have, which is what was put under that number; or it went."""
+
+        def reading_one() -> Steps[tuple[int, int | None] | None]:
+            versions = yield from reading.versions_of(process.client, key)
+            if not versions:
+                return None
+            version = self.chance.choice(versions)
+            steps = reading.read_version(process.client, key, version, lambda _, entry: self.fetch(process, entry))
+            return version, (yield from steps)
+
+        def end(found: tuple[int, int | None] | None, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, HomeUnavailableError):
+                raise Fault(f"a get of a version of {key!r} fails: {error!r}", tuple(self.world.trace))
+            if found is not None and found[1] is not None:
+                put = {one.version: one.value for one in self.histories[key] if one.kind == PUT and one.version}
+                if found[1] != put.get(found[0], found[1]):
+                    raise Fault(f"{key!r} has {found}, and {put} were put", tuple(self.world.trace))
+            ended()
+
+        self.call(process, reading_one(), 20, end)
 
     def fetch(self, process: Process, entry: Entry) -> Steps[int | None]:
         if entry.body.startswith(MERGED):

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from memstore.distributed.rules import (
     NOT_SENT,
     Answer,
@@ -786,11 +788,13 @@ class Task:
 
             def take(number: int, answer: Any) -> None:
                 answers[number] = answer
-                if len(answers) == len(action.sends):
-                    self._resume(turn, [answers[one] for one in sorted(answers)])
+                if len(answers) == len(action.sends) + (action.meanwhile is not None):
+                    self._resume(turn, [answers[one] for one in range(len(action.sends))])
 
             for number, one in enumerate(action.sends):
                 world.send(self._host, one, self._is_alive, partial(take, number))
+            if action.meanwhile is not None:
+                Task(world, self._host, action.meanwhile, self._is_alive, partial(take, -1)).start()
         elif isinstance(action, Send | Race):
             for one in action.sends if isinstance(action, Race) else (action,):
                 world.send(self._host, one, self._is_alive, lambda answer: self._resume(turn, answer))
@@ -905,7 +909,7 @@ def copy_here(
         body = entry.body
         if body.startswith(MERGED):
             body = body_of(merged_of(body)[0], tuple(places))
-        copies.append(Entry(entry.version, body, tuple(places), entry.is_mutable))
+        copies.append(msgspec.structs.replace(entry, body=body, places=tuple(places)))
     done = yield from settle(copies)
     if not done:
         give_back(tables, filled)
@@ -950,9 +954,9 @@ def take_over(world: World, host: Host, key: bytes, entry: Entry, leaver: bytes)
             world.taken(value, host.id)
             place = Place(host.id, put_id, place.segment and put_id)
         places.append(place)
-    after = Entry(entry.version, entry.body, tuple(places), entry.is_mutable)
+    after = msgspec.structs.replace(entry, places=tuple(places))
     if entry.body.startswith(MERGED):
-        after = Entry(entry.version, body_of(merged_of(entry.body)[0], after.places), after.places)
+        after = msgspec.structs.replace(after, body=body_of(merged_of(entry.body)[0], after.places))
 
     def replace(tables: Tables) -> bool:
         done = replace_places(tables, key, entry, after)

@@ -62,6 +62,8 @@ def test_groups_and_bytes_go_elsewhere_and_a_host_that_comes_back_is_a_new_one(a
             versions[f"own{number}/k"] = store.put(f"own{number}/k", value(number))
             theirs.put(f"away{number}/first", number)
             versions[f"away{number}/k"] = store.put(f"away{number}/k", value(number))
+        kept = [(store, theirs)[number % 2].put("own0/kept", value(number), history=3) for number in range(4)]
+        kept += [(store, theirs)[number % 2].put("away0/kept", value(number), history=3) for number in range(4)]
         versions["own0/small"] = store.put("own0/small", 7)
         held = store.get("own1/k")
         reference = theirs.ref("own2/k")
@@ -78,6 +80,11 @@ def test_groups_and_bytes_go_elsewhere_and_a_host_that_comes_back_is_a_new_one(a
                 check(store, f"own{number}/k", number)
                 check(store, f"away{number}/k", number)
             assert store.get("own0/small") == 7
+            for key, these in (("own0/kept", kept[1:4]), ("away0/kept", kept[5:])):
+                assert store.versions(key) == tuple(these)
+                for number, version in enumerate(these, 1):
+                    found = store.get(key, version=version)
+                    assert found["step"] == number and bool((found["weights"] == number).all())
             assert {key: store.info(key).version for key in versions} == versions
             assert not store.verify().damaged
             store.put("own0/k", value(0))

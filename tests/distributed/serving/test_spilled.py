@@ -45,6 +45,7 @@ def spilled(agent: Agent, at: Agent) -> int:
     return found
 
 
+@pytest.mark.full
 def test_moved_values_outlive_restarts_and_repairs_and_leave_with_a_drain(agents: Agents, tmp_path: Path) -> None:
     seed = agents.serve("a")
     host = agents.serve("b", join=seed, members=2)

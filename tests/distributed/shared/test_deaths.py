@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 import memstore
+from memstore.contents import content_of_headers
 from memstore.distributed.serving import Cluster
 from memstore.distributed.serving.supervision import holders, is_served
 from memstore.engine import read_left, state_folder, syscalls
@@ -22,6 +26,7 @@ from tests.distributed.shared.pairs import Pair
 from tests.inside import root_of
 
 BIG = torch.arange(50_000, dtype=torch.float32)
+WHOLE = partial(content_of_headers, of_all_ranks=True)
 
 
 def die(pair: Pair, number: int) -> None:
@@ -44,6 +49,27 @@ def recovered(pair: Pair) -> dict[str, str]:
     return dict(pair.status().lost)
 
 
+def put_sharded(stores: Sequence[memstore.Store], key: str, first: float, *, is_apart: bool = False) -> torch.Tensor:
+    """Ranks put a row each, of one tensor, or of tensors of their own. Returns all rows."""
+    rows = torch.full((len(stores), 50_000), first) + torch.arange(len(stores)).reshape(-1, 1)
+
+    def put(rank: int) -> None:
+        shape, start = ((1, 50_000), (0, 0)) if is_apart else (tuple(rows.shape), (rank, 0))
+        shard = memstore.TensorShard(rows[rank : rank + 1].clone(), shape, start)
+        options = {"attempt": f"{key} {first}", "rank": rank, "world_size": len(stores)}
+        value = {f"w{rank}" if is_apart else "w": shard}
+        stores[rank].put_sharded(key, value, **options)  # pyright: ignore[reportArgumentType]
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(put, range(len(stores))))
+    return rows
+
+
+def tensor_of(store: memstore.Store, key: str) -> torch.Tensor:
+    found = store.get(key)
+    return found["w"] if isinstance(found, dict) else found
+
+
 def content(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in sorted(folder.iterdir())}
 
@@ -60,6 +86,11 @@ def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
         b.put("run/small", 1)
         b.put("flat", BIG + 2)
         b.put_many({"run/one": BIG + 3, "run/two": BIG + 4})
+        put_sharded([b, b], "run/sharded", 10.0)
+        sharded = put_sharded([b, b], "run/sharded", 20.0)
+        put_sharded([b, b], "run/gone", 30.0)
+        b.delete("run/gone")
+        everywhere = put_sharded([a, b], "run/everywhere", 40.0)
         a.put("run/theirs", BIG + 5)
         b.put("run/over", BIG)
         a.put("run/over", BIG + 6)
@@ -68,10 +99,12 @@ def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
         whole = {
             "flat": BIG + 2,
             "mine/lent": BIG + 7,
+            "run/everywhere": everywhere,
             "run/kept": BIG,
             "run/one": BIG + 3,
             "run/over": BIG + 6,
             "run/replaced": BIG + 1,
+            "run/sharded": sharded,
             "run/theirs": BIG + 5,
             "run/two": BIG + 4,
         }
@@ -83,8 +116,8 @@ def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
         lost = recovered(pair)
         assert sorted(key for key in a if key != "mine/first") == sorted(whole)
         for key, value in whole.items():
-            assert torch.equal(a.get(key), value) and a.info(key).version == versions[key], key
-        for key in ("run/deleted", "run/small"):
+            assert torch.equal(tensor_of(a, key), value) and a.info(key).version == versions[key], key
+        for key in ("run/deleted", "run/small", "run/gone"):
             with pytest.raises(memstore.KeyNotFoundError):
                 a.get(key)
         assert "run" in lost and "flat" not in lost and "mine/lent" not in lost
@@ -104,7 +137,7 @@ def test_what_a_dead_host_has_put_is_read_from_its_folder(folder: Path) -> None:
         with pair.open(1) as again:
             for store in (a, again):
                 for key, value in {**whole, "run/kept": BIG + 9}.items():
-                    assert torch.equal(store.get(key), value), key
+                    assert torch.equal(tensor_of(store, key), value), key
                     assert key == "run/kept" or store.info(key).version == versions[key]
                 assert "run/one" not in store
 
@@ -124,12 +157,15 @@ def slots_of(path: Path, store: str) -> HeaderSlots:
 def test_what_is_half_published_or_damaged_in_a_folder_counts_for_nothing(pair: Pair, folder: Path) -> None:
     store = pair.stores[0]
     group = pair.key_at(0).rpartition("/")[0]
+    put_sharded([store, store], f"{group}/s", 1.0)
+    put_sharded([store, pair.stores[1]], f"{group}/t", 1.0, is_apart=True)  # one rank's part lies elsewhere
     store.put(f"{group}/a", BIG)
     store.put_many({f"{group}/b": BIG, f"{group}/c": BIG})
     copy, store_id = copied(pair, folder)
 
     def left() -> set[str]:
-        return {key.decode()[-1] for key, _ in read_left(str(copy), store_id) if key.startswith(group.encode())}
+        found = read_left(str(copy), store_id, WHOLE)
+        return {key.decode()[-1] for key, _ in found if key.startswith(group.encode())}
 
     def file_of(name: str) -> Path:
         return copy / Path(store.info(f"{group}/{name}").files[0]).name
@@ -140,8 +176,10 @@ def test_what_is_half_published_or_damaged_in_a_folder_counts_for_nothing(pair: 
         with open(file_of(name), "r+b") as file:
             write_slots(file.fileno(), slots)
 
+    assert left() == {"a", "b", "c", "s"}
+    write("s", RETIRED)  # one of its parts
     assert left() == {"a", "b", "c"}
-    assert read_left(str(copy), "0" * 32) == [] == read_left(str(folder / "none"), store_id)
+    assert read_left(str(copy), "0" * 32, WHOLE) == [] == read_left(str(folder / "none"), store_id, WHOLE)
     write("b", FILLING)  # its host died between two headers of what it published last
     assert left() == {"a"}
     newest = slots_of(file_of("c"), store_id).version

@@ -1,6 +1,6 @@
 """A model of how segment files are reused: a key or two, a few files, and processes that may be killed at each step.
 
-Its steps are those of `put.py` (claim, fill, commit), `room.py` (abandon), `sweep.py`, `get.py` (get), `recovery.py`
+Its steps are those of `put.py` (claim, fill, commit), `sweep.py` (also abandon), `get.py` (get), `recovery.py`
 and `reuse.py` (leases), and are named after the functions there. What the kernel does for a process that dies is done:
 its locks and mappings drop, and its mutex passes on, with word of its death. LMDB's transactions are taken as atomic.
 

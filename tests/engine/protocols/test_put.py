@@ -13,7 +13,7 @@ from memstore.engine.files.segments import SealedSegment, WritableMemory
 from memstore.engine.format.records import FILLING
 from memstore.engine.protocols.change import Change, Content
 from memstore.engine.protocols.put import Draft, claim, commit, put
-from memstore.engine.protocols.room import abandon
+from memstore.engine.protocols.sweep import abandon
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import KeyNotFoundError, StoreFullError, VersionConflictError

@@ -18,7 +18,7 @@ from memstore.engine import syscalls
 from memstore.engine.files import mapping, segments
 from memstore.engine.format import headers
 from memstore.engine.protocols import get as lookup
-from memstore.engine.protocols import recovery, reuse, room, sweep
+from memstore.engine.protocols import recovery, reuse, sweep
 from tests.engine.protocols import reuse_model, reuse_state
 from tests.engine.protocols.reuse_model import GETS, MUTATIONS, PUTS, Model
 from tests.engine.protocols.reuse_state import check, is_end, start
@@ -29,7 +29,7 @@ put = import_module("memstore.engine.protocols.put")
 
 FULL = pytest.mark.full
 MODEL: list[ModuleType] = [reuse_model, reuse_state]
-CODE = [lookup, put, recovery, reuse, room, sweep, headers, mapping, segments, syscalls]
+CODE = [lookup, put, recovery, reuse, sweep, headers, mapping, segments, syscalls]
 
 SCENES: dict[str, dict[str, Any]] = {
     "overwrites under a reader": {"roles": "writer writer reader", "files": 3, "retired": 1, "kills": 2},

@@ -17,8 +17,7 @@ from memstore.engine.format.headers import Header
 from memstore.engine.protocols.get import hold
 from memstore.engine.protocols.put import claim, park
 from memstore.engine.protocols.reuse import lease_segments
-from memstore.engine.protocols.room import abandon
-from memstore.engine.protocols.sweep import sweep_all
+from memstore.engine.protocols.sweep import abandon, sweep_all
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import size_class
 from memstore.engine.sync.primitives import deadline_after
