@@ -495,7 +495,9 @@ def _check_room(fd: int, size: int) -> None:
 # --- kept mappings ---------------------------------------------------------------------------------------------------
 
 
-_MOVED_A_PUT = 8  # a put moves one part of so many to huge pages, or one step: else the first one would take all the time
+_MOVED_A_PUT = (
+    8  # a put moves one part of so many to huge pages, or one step: else the first one would take all the time
+)
 _MOST_KEPT = 3  # mappings: of one file that is live, one retired, and one being filled
 _MOST_KEPT_BYTES = 4 << 30  # of all of them: with small pages, these take 8 MiB of page tables
 
