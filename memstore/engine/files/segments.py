@@ -416,7 +416,11 @@ class SegmentWriter:
                 return
             syscalls.allocate(fd, self.size)  # it may have holes: a copy of the folder, or what `seal` left of it
         if not self.is_whole:
-            _check_room(fd, self.size)
+            # To find out by filling the disk takes the room that others need. What they take meanwhile, the allocation
+            # finds. A tmpfs without a limit tells of no blocks.
+            found = os.fstatvfs(fd)
+            if found.f_blocks and self.size > found.f_bavail * found.f_frsize:
+                raise OSError(errno.ENOSPC, f"{self.size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")
             syscalls.truncate(fd, self.size)
             if not on_tmpfs:
                 syscalls.allocate(fd, self.size)
@@ -437,7 +441,7 @@ class SegmentWriter:
             elif on_tmpfs:
                 self._huge = move_to_huge(self._address, self.size)
         elif on_tmpfs and not is_small and self.size - self._huge >= syscalls.HUGE_PAGE:
-            # Pages that are small because huge ones cost more when the file was new. Readers take twice as long for them.
+            # Small pages, because huge ones cost more when the file was new. Readers take twice as long for them.
             most = max(self.size // _MOVED_A_PUT, COLLAPSE_STEP)
             self._huge += move_to_huge(self._address + self._huge, min(most, self.size - self._huge))
         self.is_whole = True
@@ -482,22 +486,10 @@ class SegmentWriter:
         self.file.close()
 
 
-def _check_room(fd: int, size: int) -> None:
-    """Refuses at once what is far too large: to find out by filling the disk takes the room that others need.
-
-    What others take meanwhile, the allocation finds. A tmpfs without a limit tells of no blocks.
-    """
-    found = os.fstatvfs(fd)
-    if found.f_blocks and size > found.f_bavail * found.f_frsize:
-        raise OSError(errno.ENOSPC, f"{size:,} bytes, and {found.f_bavail * found.f_frsize:,} are free")
-
-
 # --- kept mappings ---------------------------------------------------------------------------------------------------
 
 
-_MOVED_A_PUT = (
-    8  # a put moves one part of so many to huge pages, or one step: else the first one would take all the time
-)
+_MOVED_A_PUT = 8  # a put moves one part of so many to huge pages, or one step: else the first would take all the time
 _MOST_KEPT = 3  # mappings: of one file that is live, one retired, and one being filled
 _MOST_KEPT_BYTES = 4 << 30  # of all of them: with small pages, these take 8 MiB of page tables
 
