@@ -177,6 +177,7 @@ def test_what_is_half_published_or_damaged_in_a_folder_counts_for_nothing(pair: 
             write_slots(file.fileno(), slots)
 
     assert left() == {"a", "b", "c", "s"}
+    assert f"{group}/t".encode() in dict(read_left(str(copy), store_id, content_of_headers)), "it would look whole"
     write("s", RETIRED)  # one of its parts
     assert left() == {"a", "b", "c"}
     assert read_left(str(copy), "0" * 32, WHOLE) == [] == read_left(str(folder / "none"), store_id, WHOLE)
