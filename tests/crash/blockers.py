@@ -57,7 +57,7 @@ def hold_folder(channel: Connection, path: str) -> None:
 def stop_in_put(channel: Connection, path: str, nbytes: int, where: str) -> None:
     """Stops itself while it puts "k": "filling", or "committing" under the mutex, inside its last transaction."""
     store = memstore.open(path)
-    for _ in range(3):  # from then on, one is like the other
+    for _ in range(8):  # from then on, one is like the other: both files have the huge pages that they get
         store.put("k", stamped(0, nbytes))
     names = faults.record(lambda: store.put("k", stamped(0, nbytes)))
     commits = [number for number, name in enumerate(names, 1) if name == faults.COMMIT]

@@ -230,7 +230,7 @@ def fork_while_filling(channel: Connection, path: str, nbytes: int) -> None:
     """Forks a child that does nothing, while another thread fills; then overwrites what that put."""
     store = memstore.open(path, timeout=20.0)
     gc.disable()
-    for _ in range(3):  # from then on, one put is like the other
+    for _ in range(8):  # from then on, one put is like the other
         store.put("k", stamped(1, nbytes))
     names = faults.record(lambda: store.put("k", stamped(1, nbytes)))
     filling = names.index("write_at", claimed_at(names)) + 1
@@ -273,7 +273,7 @@ def fork_in_c_at_steps(channel: Connection, path: str, count: int, nbytes: int) 
     def put(stamp: int) -> None:
         store.put_many({key: stamped(stamp, nbytes) for key in keys})
 
-    for _ in range(3):  # from then on, one is like the other
+    for _ in range(8):  # from then on, one is like the other
         put(1)
     names = faults.record(lambda: put(1))
     for number in range(1, len(names) + 1, max(1, len(names) // 16)):
