@@ -380,6 +380,7 @@ class ObjectStorage:
 
         Raises:
             AlreadyExistsError: there is one.
+            StorageError, ThrottledError: the service failed, and the object has no bytes, so it says nothing.
             UnknownOutcomeError: the service failed, and doesn't say any more whether it has put it.
         """
         path = self._path_of(name)
@@ -393,10 +394,11 @@ class ObjectStorage:
         except UnsupportedFilesystemError:
             pass
         except StorageError as error:
-            with contextlib.suppress(StorageError):
-                if self._has(name, data):
-                    return
+            if self._has(name, data):
+                return
+            if not data:  # a claim, of which it doesn't matter whether it is there
                 raise
+            # That it isn't seen is no proof: a request that was cut may still be on its way.
             raise UnknownOutcomeError(f"{path} may have been put, or not: {error.message}") from error
         self._publish_unconditionally(name, data)
 

@@ -60,6 +60,10 @@ def is_manifest(request: Request) -> bool:
     return request.method == "PUT" and request.name == MANIFEST
 
 
+def is_claim(request: Request) -> bool:
+    return request.method == "PUT" and request.name.endswith(".claim")
+
+
 def check(url: str, options: dict[str, Any], expected: dict[str, Any]) -> None:
     """The snapshot is whole, and has what was saved."""
     snapshot = Snapshot(url, storage_options=options)
@@ -443,6 +447,30 @@ def test_what_a_service_refuses_is_typed_and_names_the_url(
     assert type(caught.value) is kind
     s3_proxy.clear()
     Snapshot.take(url, state(), storage_options=options)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"), [(503, "SlowDown", ThrottledError), (500, "InternalError", StorageError)]
+)
+def test_a_claim_that_fails_is_as_any_request(
+    status: int, code: str, kind: type[Exception], url: str, options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    """It is the first that a take puts, and publishes nothing."""
+    s3_proxy.fail(is_claim, status, code, times=100)
+    with pytest.raises(kind) as caught:
+        Snapshot.take(url, state(), storage_options={**options, **QUICK})
+    assert type(caught.value) is kind and url in str(caught.value)
+
+
+def test_a_manifest_that_the_service_does_not_take_may_be_there(
+    url: str, options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    s3_proxy.fail(is_manifest, 500, "InternalError", times=100)
+    with pytest.raises(UnknownOutcomeError, match="may have been put"):
+        Snapshot.take(url, state(), storage_options={**options, **QUICK})
+    s3_proxy.clear()
+    Snapshot.take(url, state(), storage_options=options)
+    check(url, options, state())
 
 
 def test_a_writer_process_tells_what_a_service_refuses(url: str, options: dict[str, Any], s3_proxy: FaultProxy) -> None:
