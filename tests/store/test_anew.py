@@ -204,16 +204,6 @@ def test_a_destroyed_store_is_gone_and_what_was_got_stays(scratch: str) -> None:
         memstore.destroy(scratch)
 
 
-def test_a_store_that_is_served_is_not_destroyed(scratch: str) -> None:
-    make(scratch)
-    with open(f"{scratch}/agent.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(memstore.NotServedError, match=rf"pid {os.getpid()}"):
-            memstore.destroy(scratch)
-    memstore.destroy(scratch)
-    assert not os.path.exists(scratch)
-
-
 def test_clear_deletes_what_starts_with_the_prefix(scratch: str) -> None:
     spec = {"x": ((), torch.float32)}
     shard = memstore.TensorShard(torch.arange(4.0), (8,), (0,))

@@ -62,7 +62,7 @@ def measure(session: Session) -> Workload:
             *times_faster(got, call, 4),
             at_most(f"{slices.picks:,} slices", rows, 1.25, sockets),
             *times_faster(f"{slices.picks:,} slices", rows, 4),
-            at_most(what, leaves, 1.5, sockets),
+            at_most(what, leaves, 1.1, sockets),
             Goal(f"{what}: messages to its owner", exactly(float(asked[state.id].messages)), "<=", 1, "n"),
             Goal(f"{what}: sent, of its bytes", exactly(asked[state.id].sent / state.moved), "<=", ONE_TRANSFER, "x"),
             Goal(

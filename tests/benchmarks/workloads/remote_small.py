@@ -38,10 +38,10 @@ def measure(session: Session) -> Workload:
         "asks an actor twice for a get, as a store that asks first where a value is; for a put it sends the value.",
         series=[get, *puts],
         goals=[
-            at_most("get of 1 KiB from another host", get, 10, sockets),
+            at_most("get of 1 KiB from another host", get, 5, sockets),
             *times_faster("get of 1 KiB from another host", get, 10),
             *(
-                at_most(f"put of {work.nbytes >> 10} KiB owned by another host", put, 5, sockets)
+                at_most(f"put of {work.nbytes >> 10} KiB owned by another host", put, 8, sockets)
                 for work, put in zip(PUTS, puts, strict=True)
             ),
         ],

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from memstore.distributed.rules.messages import Open, Opened
 from memstore.distributed.serving.agent import serve
 from memstore.distributed.serving.questions import Halt
 from memstore.distributed.serving.supervision import AgentLock, Note, is_served
-from memstore.errors import MemstoreError
+from memstore.errors import MemstoreError, NotServedError
 from tests.children import Child, Wire, in_child
 from tests.distributed.serving.agents import LONG, Agent, Agents, Caller, eventually, is_alive, stopped
 from tests.inside import root_of
@@ -38,6 +39,8 @@ def test_a_clean_end_leaves_nothing(agents: Agents) -> None:
     assert left == ["agent.lock", "catalog", "doorbell", "lock", "memstore.json", "segments"]
     with memstore.open(agent.root, "r+") as store:
         assert list(store.keys()) == []
+    memstore.destroy(agent.root)  # nobody serves it any more
+    assert not os.path.exists(agent.root)
 
 
 def test_a_killed_index_process_is_back_within_a_second(kept_agent: Agent, kept_caller: Caller) -> None:
@@ -101,6 +104,32 @@ def test_a_stopped_index_process_goes_on(kept_agent: Agent, kept_caller: Caller)
         assert caller.try_call(agent, Open(), 0.5) is None
     assert isinstance(caller.call(agent, Open()), Opened)
     assert caller.report(agent).pid == before.pid
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (memstore.destroy, "is served to other hosts by .*pid {pid}.*: end that agent first"),
+        (lambda root: memstore.open(root, "w"), "isn't begun anew by one of them"),
+    ],
+    ids=["destroy", "w"],
+)
+def test_a_served_root_is_neither_destroyed_nor_begun_anew(
+    end: Callable[[str], object], why: str, kept_agent: Agent, kept_caller: Caller
+) -> None:
+    root = kept_agent.root
+    with memstore.open(root, "r+") as store:
+        version = store.put("stays", torch.arange(5000))
+        before = sorted(os.listdir(root)), sorted(os.listdir(f"{root}/segments")), kept_caller.report(kept_agent).pid
+        with pytest.raises(NotServedError, match=why.format(pid=kept_agent.pid)):
+            end(root)
+        assert before == (
+            sorted(os.listdir(root)),
+            sorted(os.listdir(f"{root}/segments")),
+            kept_caller.report(kept_agent).pid,
+        )
+        assert store.version("stays") == version and torch.equal(store.get("stays"), torch.arange(5000))
+        assert store.put("stays", 1) > version
 
 
 def hold_mutex(wire: Wire, path: str) -> None:
