@@ -273,10 +273,9 @@ def test_a_host_that_has_lost_its_state_removes_what_it_had_left(folder: Path) -
         wait_until(lambda: not os.path.exists(left), "its next life removes it")
         assert not os.path.exists(f"{left}.json")
         assert len(pair.files(0)) == 2  # the other host has copied what it owns out of the folder that was left
-        for number in range(2):
-            assert torch.equal(pair.stores[0].get(f"{key}{number}"), torch.full((5000,), float(number)))
-        assert float(pair.stores[1].get(f"{key}0")[0]) == 0.0
-        assert pair.stores[1].get(f"{key}1", None) is None, "its bytes were lost with the host, as in any cluster"
+        for store in pair.stores:
+            for number in range(2):
+                assert torch.equal(store.get(f"{key}{number}"), torch.full((5000,), float(number)))
 
 
 def test_a_host_on_storage_that_hosts_share_is_not_drained(pair: Pair) -> None:
