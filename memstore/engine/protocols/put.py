@@ -114,7 +114,7 @@ class Draft(msgspec.Struct, frozen=True):
         header: of the segment that is to hold the data; None: the content says all, and no segment is needed.
         fill: with a header: writes the data into the memory that it is given, and returns the checksums for the record,
             or None if the store has none.
-        seals, history: as in `Change`.
+        sealed_put_id, history: as in `Change`.
         size: of the file, which is a new one then; 0: the data may have one that is kept for reuse.
         delta: of a value that shares the files of earlier versions.
     """
@@ -124,7 +124,7 @@ class Draft(msgspec.Struct, frozen=True):
     expect: int | None = None
     header: Header | None = None
     fill: Callable[[WritableMemory], bytes | None] | None = None
-    seals: int = 0
+    sealed_put_id: int = 0
     size: int = 0
     history: tuple[int, int] | None = None
     delta: DeltaDraft | None = None
@@ -158,13 +158,15 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     changes: list[Change] = []
     for draft in drafts:  # before anything is claimed or copied
         if draft.content.nbytes >= _LARGE:
-            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
+            change = Change(draft.key, draft.content, draft.expect, sealed_put_id=draft.sealed_put_id)
             check_mutable(change, root.catalog.read(draft.key))
     try:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
             if draft.header is None:
-                change = Change(draft.key, draft.content, draft.expect, seals=draft.seals, history=draft.history)
+                change = Change(
+                    draft.key, draft.content, draft.expect, sealed_put_id=draft.sealed_put_id, history=draft.history
+                )
                 changes.append(change)
             else:
                 changes.append(fill_segment(root, draft, writers, deadline))
@@ -191,7 +193,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
-        return Change(draft.key, content, draft.expect, seals=draft.seals, history=draft.history)
+        return Change(draft.key, content, draft.expect, sealed_put_id=draft.sealed_put_id, history=draft.history)
     assert draft.fill is not None, "a header, and nothing that fills its segment"
 
     # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
@@ -215,7 +217,9 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     if draft.delta is not None:
         content, shares = draft.delta.placed(content, segment), draft.delta.shares
         return Change(draft.key, content, draft.expect, segments=(segment,), history=draft.history, shares=shares)
-    return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history)
+    return Change(
+        draft.key, content, draft.expect, segments=(segment,), sealed_put_id=draft.sealed_put_id, history=draft.history
+    )
 
 
 def fill_and_publish(
@@ -381,7 +385,7 @@ def commit(
     first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
     content, is_alone = first.content, len(changes) == 1 and publication is None
     goes_over_any = is_alone and first.expect is None and first.version is None and first.history is None
-    goes_over_any = goes_over_any and not first.seals
+    goes_over_any = goes_over_any and not first.sealed_put_id
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
     if goes_over_any and content is not None and content.inline is not None:
         bells = {bell(first.key)}
