@@ -314,8 +314,8 @@ SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done
 _RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
 
 
-class Publication:
-    """Work in the transaction of a commit beside its own. It is called again if the transaction is repeated."""
+class ExtraRows:
+    """Rows beside a commit's own: its transaction checks and writes them. Called again if that is repeated."""
 
     def check(self, transaction: Transaction) -> None:
         """Raises to stop the commit, before anything is changed."""
@@ -371,7 +371,7 @@ def commit(
     root: Root,
     changes: Sequence[Change],
     deadline: float,
-    publication: Publication | None = None,
+    extra: ExtraRows | None = None,
     *,
     membership: int = 0,
 ) -> list[int]:
@@ -383,7 +383,7 @@ def commit(
     is changed; and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
     first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
-    content, is_alone = first.content, len(changes) == 1 and publication is None
+    content, is_alone = first.content, len(changes) == 1 and extra is None
     goes_over_any = is_alone and first.expect is None and first.version is None and first.history is None
     goes_over_any = goes_over_any and not first.sealed_put_id
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
@@ -395,7 +395,7 @@ def commit(
         for change in changes:
             if change.content is not None:  # nobody waits for deletions
                 bells.add(bell(change.key))
-        done = mutex.run(_commit_locked, deadline, root, mutex, changes, bells, publication, membership)
+        done = mutex.run(_commit_locked, deadline, root, mutex, changes, bells, extra, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
     return done.versions
@@ -406,7 +406,7 @@ def _commit_locked(
     mutex: LockPage,
     changes: Sequence[Change],
     bells: Collection[int],
-    publication: Publication | None,
+    extra: ExtraRows | None,
     membership: int,
 ) -> CommitResult:
     """Takes step 4, under the mutex."""
@@ -419,7 +419,7 @@ def _commit_locked(
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    make_changes = functools.partial(_write_changes, root, changes, membership, kept_file, publication)
+    make_changes = functools.partial(_write_changes, root, changes, membership, kept_file, extra)
 
     is_locked = True
     with root.guard:
@@ -505,7 +505,7 @@ def _write_changes(
     changes: Sequence[Change],
     membership: int,
     kept_file: ReplacedFile | None,
-    publication: Publication | None,
+    extra: ExtraRows | None,
     transaction: Transaction,
 ) -> CommitResult:
     """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`.
@@ -517,8 +517,8 @@ def _write_changes(
         raise MembershipChanged
     if membership and any(map(functools.partial(_is_noted, transaction), changes)):
         raise KeptElsewhere
-    if publication is not None:
-        publication.check(transaction)
+    if extra is not None:
+        extra.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
     for change in changes:
@@ -575,8 +575,8 @@ def _write_changes(
                 retired.append(number)
     if retired:
         root.storage.retire(transaction, retired)
-    if publication is not None:
-        publication.settle(transaction, counters, versions[0])
+    if extra is not None:
+        extra.settle(transaction, counters, versions[0])
     counters.publications += 1
     transaction.put_counters(counters)
     return CommitResult(versions, counters, retired, gone)
