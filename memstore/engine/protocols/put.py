@@ -89,7 +89,7 @@ from memstore.engine.protocols.reuse import (
     segments_here,
     take_kept_file,
 )
-from memstore.engine.protocols.sweep import clean_up, drop_segment, needs_sweep, retry_after_sweep, sweep_some
+from memstore.engine.protocols.sweep import clean_up, drop_segment, make_room_and_retry, needs_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
@@ -140,15 +140,15 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
     if len(drafts) == 1:
-        return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
+        return make_room_and_retry(_put, root, drafts, deadline, drafts[0].key.decode())
     root.owners.check_one_owner([draft.key for draft in drafts], deadline)  # before anything is copied
-    return retry_after_sweep(_put, root, drafts, deadline, None)
+    return make_room_and_retry(_put, root, drafts, deadline, None)
 
 
 def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Deletes keys at one moment, or none of them. Returns the versions that they had, or 0."""
     key = changes[0].key.decode() if len(changes) == 1 else None
-    return retry_after_sweep(publish, root, changes, deadline, key)
+    return make_room_and_retry(publish, root, changes, deadline, key)
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:

@@ -10,8 +10,8 @@ named in the table `copies`, by memstore/distributed/transfers.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 
-`retry_after_sweep` makes a change, and where there is no room for it, makes room: it sweeps, moves values to the spill
-folder, and takes out replaced versions that are kept. `clean_up` gives back rows and files of a put that failed.
+`make_room_and_retry` makes a change, and where there is no room for it, makes room: it sweeps, moves values to the
+spill folder, and takes out replaced versions that are kept. `clean_up` gives back rows and files of a put that failed.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
-def retry_after_sweep(
+def make_room_and_retry(
     make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
 ) -> Result:
     """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
