@@ -87,7 +87,7 @@ from memstore.engine.protocols.reuse import (
     replaced_file,
     retire_row,
     segments_here,
-    take_kept_file,
+    take_next_file,
 )
 from memstore.engine.protocols.sweep import clean_up, drop_segment, make_room_and_retry, needs_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
@@ -247,7 +247,7 @@ def claim(
     With a `size`, it is a new one of just that size: zeros, which nobody has to write.
     """
     if root.next_put.file is not None and not batch and not size:
-        kept = take_kept_file(root, header + nbytes)
+        kept = take_next_file(root, header + nbytes)
         if kept is not None:
             return kept
     writer = root.mutex.run(_claim_locked, deadline, root, key, header, nbytes, batch, size)
@@ -411,15 +411,15 @@ def _commit_locked(
 ) -> CommitResult:
     """Takes step 4, under the mutex."""
     root.glance()  # the wait for the mutex may have been long: in a store that was moved meanwhile nothing is changed
-    first, kept_file = changes[0], None
+    first, next_file = changes[0], None
     if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
-        kept_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
+        next_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
     most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
     for change in changes:
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    make_changes = functools.partial(_write_changes, root, changes, membership, kept_file, extra)
+    make_changes = functools.partial(_write_changes, root, changes, membership, next_file, extra)
 
     is_locked = True
     with root.guard:
@@ -428,11 +428,11 @@ def _commit_locked(
             done = root.catalog.update(make_changes, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
             mutex.notes.batch = 0
-            if kept_file is not None:
-                is_locked = kept_file.keep()
+            if next_file is not None:
+                is_locked = next_file.keep()
         finally:
-            if kept_file is not None:
-                kept_file.close()
+            if next_file is not None:
+                next_file.close()
     if done.retired:  # a repair without a catalog sees only the files, and must not take these for live ones
         mark_retired(root, done.retired)
     for segment in done.gone:
@@ -504,7 +504,7 @@ def _write_changes(
     root: Root,
     changes: Sequence[Change],
     membership: int,
-    kept_file: ReplacedFile | None,
+    next_file: ReplacedFile | None,
     extra: ExtraRows | None,
     transaction: Transaction,
 ) -> CommitResult:
@@ -570,7 +570,7 @@ def _write_changes(
         else:
             replaced = [extent.segment for extent in old.segments]
         for number in replaced:  # one file can be kept, and no more
-            is_kept = replace_segment(transaction, counters, number, kept_file if len(replaced) == 1 else None)
+            is_kept = replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None)
             if not is_kept and kept is None:
                 retired.append(number)
     if retired:
@@ -623,12 +623,12 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
 
 
 def replace_segment(
-    transaction: Transaction, counters: Counters, segment: int, kept_file: ReplacedFile | None = None
+    transaction: Transaction, counters: Counters, segment: int, next_file: ReplacedFile | None = None
 ) -> bool:
     """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
-        if kept_file is not None and kept_file.claim(transaction, counters, segment, row):
+        if next_file is not None and next_file.claim(transaction, counters, segment, row):
             counters.live -= row.nbytes
             return True
         retire_row(transaction, counters, segment, row)

@@ -38,7 +38,7 @@ from memstore.engine.protocols.history import drop_oldest, end_dead_pins
 from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
 from memstore.engine.protocols.reuse import (
     claim_retired,
-    give_back_kept_file,
+    give_back_next_file,
     is_filling,
     is_leased,
     keep_file,
@@ -103,7 +103,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
 
 
 def _give_up_what_is_kept(root: Root) -> None:
-    give_back_kept_file(root)
+    give_back_next_file(root)
     root.catalog.forget_dead_readers()
 
 
