@@ -2,9 +2,11 @@
 
 A put claims the smallest retired file that fits (`Reuse`), and among equal sizes the oldest, so that readers of the
 last versions have time to let go; but before all others one that this process has mapped (`segments`): if the ranks of
-sharded puts took each other's files, each would map its file anew, and fault it in. A file that somebody locks or
-leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`). A file is never cut nor extended: a
-process that has it mapped would die of SIGBUS.
+sharded puts took each other's files, each would map its file anew, and fault it in. The storage driver has this order:
+`LocalFiles.reusable` and `largest_for` in `root/storage.py`.
+
+A file that somebody locks or leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`). A file
+is never cut nor extended: a process that has it mapped would die of SIGBUS.
 
 The file that a put replaces is kept for this process's next put of nearly its size, which then needs no claim. This is
 for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a quarter of what such a
