@@ -51,7 +51,7 @@ from memstore.engine.protocols.spill import clear_away, make_room, remove_moved
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
 from memstore.engine.sync.primitives import boot_clock, deadline_after
-from memstore.engine.usage import is_full, resource_errors
+from memstore.engine.usage import VERSIONS_WENT, is_full, resource_errors
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
@@ -381,7 +381,8 @@ def make_room_and_retry(
             if isinstance(error, MemoryError) or not is_full(error):
                 raise
             sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
-    with resource_errors(root.path, key, root):
+    errors = resource_errors(root.path, key, root)
+    with errors:
         while True:
             try:
                 return make(root, change, deadline)
@@ -389,7 +390,7 @@ def make_room_and_retry(
                 if not _drop_for_quota(root, error, deadline):
                     raise
             except OSError as error:
-                if not is_full(error) or not _find_room(root, error, deadline):
+                if not is_full(error) or not _find_room(root, error, errors, deadline):
                     raise
 
 
@@ -398,13 +399,14 @@ def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> b
     return drop_oldest(root, error.used + error.requested - error.quota, deadline, error.prefix.encode())
 
 
-def _find_room(root: Root, error: OSError, deadline: float) -> bool:
+def _find_room(root: Root, error: OSError, errors: resource_errors, deadline: float) -> bool:
     """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
     needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
     if make_room(root, needed, deadline):
         return True
     if not drop_oldest(root, needed, deadline):
         return False
+    errors.outcome = VERSIONS_WENT  # on a full disk nobody can tell beforehand whether that will be enough
     sweep_all(root, deadline)
     return True
 
