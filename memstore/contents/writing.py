@@ -104,7 +104,7 @@ def draft(root: Root, key: bytes, flat: structure.FlatValue, limit: int, expect:
         size = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
         header = Header(key.decode(), settings.store, plan.description, objects, plan.header, checksums=size)
         sums = functools.partial(leaf_checksums, plan) if settings.checksum else None
-        return Draft(key, content, expect, header, functools.partial(_fill_segment, flat, sums))
+        return Draft(key, content, expect, header, functools.partial(_copy_leaves, flat, sums))
     except MemoryError:
         with resource_errors(root.path, key.decode(), root):
             raise
@@ -115,7 +115,7 @@ def leaf_checksums(plan: structure.Plan, data: memoryview) -> bytes:
     return b"".join(xxhash.xxh3_64_digest(data[leaf.offset : leaf.offset + leaf.nbytes]) for leaf in plan.leaves)
 
 
-def _fill_segment(
+def _copy_leaves(
     flat: structure.FlatValue, sums: Callable[[memoryview], bytes | None] | None, memory: WritableMemory
 ) -> bytes | None:
     """Copies the leaves to their places in the data section. Returns their checksums, if the store has them."""
@@ -170,7 +170,7 @@ def draft_part(
         return PartDraft(Draft(key.encode(), empty, expect), content)
     checksums = CHECKSUM_SIZE * len(plan.leaves) if settings.checksum else 0
     header = Header(key, settings.store, said, b"", plan.header, checksums=checksums)
-    fill = functools.partial(_fill_segment, part.flat, functools.partial(part.sum_up, everything=settings.checksum))
+    fill = functools.partial(_copy_leaves, part.flat, functools.partial(part.sum_up, everything=settings.checksum))
     return PartDraft(Draft(key.encode(), empty, expect, header, fill), content)
 
 

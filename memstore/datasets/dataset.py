@@ -331,7 +331,7 @@ class Dataset(_RowsForLoaders):
             flat = contents.flatten(self.key, self._rows.value[:length], root, limit=limit, allow_pickle=False)
             draft = contents.draft(root, self.key.encode(), flat, limit, self._entry.version_to_seal(deadline))
             try:
-                (version,) = put(root, [msgspec.structs.replace(draft, seals=record.put_id)], deadline)
+                (version,) = put(root, [msgspec.structs.replace(draft, sealed_put_id=record.put_id)], deadline)
             except CatalogCrowded:
                 limit = contents.inline_limit_when_crowded(root)
                 continue

@@ -192,7 +192,7 @@ from memstore.engine.protocols.sharded_put import (
     prepare,
     to_explain,
 )
-from memstore.engine.protocols.sweep import retry_after_sweep, sweep_all, sweep_if_due
+from memstore.engine.protocols.sweep import make_room_and_retry, sweep_all, sweep_if_due
 from memstore.engine.repair.repair import repair_store
 from memstore.engine.repair.salvage import FoundPart, read_left
 from memstore.engine.repair.verify import verify_store

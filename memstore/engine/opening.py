@@ -26,7 +26,7 @@ from memstore.engine.catalog.tables import SPILLED, Transaction
 from memstore.engine.files.mapping import LockFile
 from memstore.engine.protocols.change import SMALL
 from memstore.engine.protocols.recovery import LOOKED_AT, after_death, check_headers, check_publications
-from memstore.engine.protocols.reuse import close_kept_file
+from memstore.engine.protocols.reuse import close_next_file
 from memstore.engine.protocols.sweep import sweep_all
 from memstore.engine.root import folder, roots
 from memstore.engine.root.filesystem import TMPFS, Durability, check_filesystem, mappings_keep_locks
@@ -602,7 +602,7 @@ def _assemble(
         with roots.lock:  # so that no child gets an environment that it doesn't know of
             catalog = Catalog(f"{path}/{CATALOG}", durable=settings.durable, writable=writable)
             root = Root(places, settings, lock, doorbell, catalog, on_tmpfs, storage)
-            root.before_close = close_kept_file
+            root.before_close = close_next_file
             root.host_lease = lease
             if lock is not None:
                 lock.recover = lambda: after_death(root)

@@ -22,7 +22,7 @@ from memstore.engine.opening import Creation, open_root
 from memstore.engine.protocols.elsewhere import MappedEntry, elsewhere_of, is_fellow
 from memstore.engine.protocols.get import map_entry
 from memstore.engine.protocols.reuse import DEFAULT_LEASE, lease_segments
-from memstore.engine.protocols.sweep import retry_after_sweep
+from memstore.engine.protocols.sweep import make_room_and_retry
 from memstore.engine.root.roots import Root, RootUse, close_root, use_root
 from memstore.engine.sync.primitives import deadline_after
 from memstore.errors import MemstoreError, NotAStoreError, ReadOnlyError, VersionGoneError
@@ -91,7 +91,7 @@ class HeldVersion:
             text = f"{root.path} was opened with mode 'r', and sending a reference writes a lease: open it with 'r+'"
             raise ReadOnlyError(text, key=self.key)
         deadline = deadline_after(options.timeout)
-        retry_after_sweep(partial(lease_segments, seconds=options.lease), root, extents, deadline, self.key)
+        make_room_and_retry(partial(lease_segments, seconds=options.lease), root, extents, deadline, self.key)
 
     def localize(self) -> None:
         """Copies a version of other hosts to this one, before it is referred to: here others find it.

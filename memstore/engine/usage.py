@@ -376,18 +376,26 @@ def one_of_many(reason: OSError, key: bytes, nbytes: int, count: int, total: int
     return error
 
 
+NOTHING_CHANGED = "nothing was changed"
+VERSIONS_WENT = "earlier versions went to make room, and nothing else was changed"
+
+
 class resource_errors:
     """Turns "disk full" and "too many" into StoreFullError and ResourceLimitError, naming store and key.
 
     If it is given the opened root, a StoreFullError says in full who takes what, and a missing file is a NotAStoreError
     if the whole store has gone; on storage that hosts share, other errors are StorageErrors. The root's guard must not
     be held then.
+
+    Attributes:
+        outcome: what a StoreFullError says of what was changed.
     """
 
-    __slots__ = ("_key", "_opened", "_root")
+    __slots__ = ("_key", "_opened", "_root", "outcome")
 
     def __init__(self, root: str, key: str | None = None, opened: Root | None = None) -> None:
         self._root, self._key, self._opened = root, key, opened
+        self.outcome = NOTHING_CHANGED
 
     def __enter__(self) -> None:
         return None
@@ -407,14 +415,14 @@ class resource_errors:
         if isinstance(error, StoreFullError) and (error.key is not None or isinstance(error.__cause__, OSError)):
             return  # it says all already
         if self._opened is not None and isinstance(error, OSError) and is_full(error):
-            raise explain_full(self._opened, error, self._key) from error
+            raise explain_full(self._opened, error, self._key, self.outcome) from error
         if not isinstance(error, OSError) or isinstance(error, MemstoreError):
             return
         if is_full(error):
             what = f" for {self._key!r}" if self._key is not None else ""
             raise StoreFullError(
                 f"{self._root} has no room{what}: delete keys, drop held values, or enlarge the file system; "
-                "nothing was changed",
+                + self.outcome,
                 key=self._key,
             ) from error
         if self._opened is not None:
@@ -431,8 +439,8 @@ def _free_at(folder: str) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError:
-    """Makes the error that says what has no room, for what, and who could make some."""
+def explain_full(root: Root, reason: OSError, key: str | None, outcome: str = NOTHING_CHANGED) -> StoreFullError:
+    """Makes the error that says what has no room, for what, who could make some, and what was changed."""
     usage = measure(root)
     takes = ""
     if isinstance(reason, OneOfMany):
@@ -442,7 +450,7 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
         return StoreFullError(
             f"{root.path} has no room{what}: {takes or f'it takes {size(reason.needed)},'} and the capacity of the "
             f"whole store is {size(usage.capacity or 0)}: open the store once with a larger capacity=, which all "
-            "processes then have; nothing was changed",
+            f"processes then have; {outcome}",
             key=key,
         )
     limit = f"capacity {size(usage.capacity)}" if usage.capacity else "no capacity set"
@@ -460,6 +468,6 @@ def explain_full(root: Root, reason: OSError, key: str | None) -> StoreFullError
     return StoreFullError(
         f"{root.path} has no room{what} ({detail}): {limit}, {size(usage.live_bytes)} live, {pinned}, "
         f"{size(usage.filling_bytes)} being written, {waiting}{spill}{catalog}: delete keys, "
-        "drop held values, or enlarge the file system or the capacity; nothing was changed",
+        f"drop held values, or enlarge the file system or the capacity; {outcome}",
         key=key,
     )

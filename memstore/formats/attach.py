@@ -16,8 +16,8 @@ import contextlib
 import io
 import os
 from bisect import bisect_right
-from collections.abc import Generator
-from typing import Any, Literal
+from collections.abc import Callable, Generator
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from memstore.formats.torch_save import is_pickle, load_torch, read_torch
 from memstore.structure import DTYPES, TENSOR, contiguous_stride, count, modes
 
 Format = Literal["safetensors", "memmap", "torch", "npy"]
-ATTACH_FORMATS = ("safetensors", "memmap", "torch", "npy")
+ATTACH_FORMATS: tuple[Format, ...] = get_args(Format)
 _SAY_FORMAT = f"say format= ({', '.join(ATTACH_FORMATS)})"
 _MAGIC: dict[bytes, Format] = {b"\x93NUMPY": "npy", b"PK\x03\x04": "torch"}
 
@@ -55,7 +55,7 @@ def describe_files(key: str, path: str | os.PathLike[str], format: Format | None
     with _naming(key, name):
         sources = ExternalFiles()
         with _of_format(name, format):
-            found = _read_external(name, format or file_format(name), sources, allow_pickle)
+            found = _READERS[format or file_format(name)](name, sources, allow_pickle)
         _check_places(found.plan, sources)
         check_header(key, len(found.plan.description) + len(found.objects))
     return Content(found.plan.description, found.objects, found.plan.nbytes, adopted=sources.encode())
@@ -125,22 +125,6 @@ def _of_format(path: str, format: Format | None) -> Generator[None]:
         ) from None
 
 
-def _read_external(path: str, found: Format, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
-    if found == "safetensors":
-        target = find_in_folder(path) if os.path.isdir(path) else path
-        if target is None:
-            raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
-        read = read_checkpoint if target.endswith(".json") else read_safetensors
-        return read(target, sources)
-    if found == "memmap":
-        with between_forks():
-            from memstore.formats.memmap import read_memmap
-        return read_memmap(path, sources, allow_pickle)
-    if found == "torch":
-        return read_torch(path, sources, allow_pickle)
-    return read_npy(path, sources)
-
-
 def file_format(path: str, advice: str = _SAY_FORMAT) -> Format:
     """Returns which format a file or folder has. Raises UnsupportedValueError for none that is known.
 
@@ -181,6 +165,35 @@ def _check_places(plan: structure.Plan, sources: ExternalFiles) -> None:
             i = bisect_right(bases, leaf.offset) - 1
             if i < 0 or leaf.offset + leaf.nbytes > bases[i] + sources.files[i].size:
                 raise CorruptionError(f"{structure.render_path(leaf.name)} lies beyond the end of its file")
+
+
+# --- the reader of each format ----------------------------------------------------------------------------------------
+
+
+def _read_safetensors(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+    target = find_in_folder(path) if os.path.isdir(path) else path
+    if target is None:
+        raise UnsupportedValueError(f"{path} has neither a *.safetensors nor a *.safetensors.index.json")
+    read = read_checkpoint if target.endswith(".json") else read_safetensors
+    return read(target, sources)
+
+
+def _read_memmap(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+    with between_forks():
+        from memstore.formats.memmap import read_memmap
+    return read_memmap(path, sources, allow_pickle)
+
+
+def _read_npy(path: str, sources: ExternalFiles, allow_pickle: bool) -> structure.ExternalValue:
+    return read_npy(path, sources)
+
+
+_READERS: dict[Format, Callable[[str, ExternalFiles, bool], structure.ExternalValue]] = {
+    "safetensors": _read_safetensors,
+    "memmap": _read_memmap,
+    "torch": read_torch,
+    "npy": _read_npy,
+}
 
 
 # --- numpy's .npy files ----------------------------------------------------------------------------------------------

@@ -355,7 +355,7 @@ class Keyspace:
         if not parts:
             return False
         one = parts[0]
-        member = Participant(name, attempt, one.rank, one.world_size, one.waits / 1e9, one.number)
+        member = Participant(name, attempt, one.rank, one.world_size, one.waits_ns / 1e9, one.number)
         return abort_attempt(root, member, "Store.abort was called", deadline)
 
     def stats(self) -> StoreStats:

@@ -40,12 +40,12 @@ from memstore.engine import (
     deadline_after,
     ended,
     give_up,
+    make_room_and_retry,
     missing_ranks,
     outcome_of,
     pending_parts,
     prepare,
     resource_errors,
-    retry_after_sweep,
     shared_id,
     to_explain,
     version_of_outcome,
@@ -222,7 +222,7 @@ def put_sharded(
         part = contents.draft_part(
             root, key, held, place.rank, place.world_size, expect=expect, dtype=dtype, others=others
         )
-        found = retry_after_sweep(partial(_prepare, part), root, member, deadline, key)
+        found = make_room_and_retry(partial(_prepare, part), root, member, deadline, key)
         outcome: AttemptOutcome | None = None
         if isinstance(found, Participant):
             member = found

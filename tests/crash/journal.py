@@ -160,7 +160,7 @@ def _rest(channel: Connection, store: memstore.Store) -> None:
     channel.recv()
     gc.collect()
     root_of(store).storage.mappings.clear()
-    reuse.close_kept_file(root_of(store))
+    reuse.close_next_file(root_of(store))
     channel.send((len(open_fds()), [name for name in mapped_files(store.root) if "/segments/" in name]))
     channel.recv()
 

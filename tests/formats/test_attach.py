@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tensordict import is_tensor_collection
 
 import memstore
 from memstore import structure
+from memstore.cli import files as commands
 from memstore.engine.files.mapping import ExternalFiles
 from memstore.engine.format import headers
 from memstore.engine.format.records import Leaf
@@ -386,6 +388,15 @@ def test_the_format_is_told_by_the_contents(store: memstore.Store, folder: Path,
     path.rename(folder / "without ending")
     store.attach("key", folder / "without ending")
     assert_same(plain(store, value), store.get("key"))
+
+
+def test_each_format_has_a_reader_and_is_offered() -> None:
+    formats = get_args(attach.Format)
+    assert set(attach._READERS) == set(formats)
+    (option,) = [one for one in commands.attach.params if one.name == "format"]
+    assert set(option.type.choices) == set(formats)
+    annotation = inspect.signature(memstore.Store.attach).parameters["format"].annotation
+    assert annotation == f"Literal{list(formats)} | None"
 
 
 def test_a_failed_attach_leaves_the_key_alone(store: memstore.Store, folder: Path) -> None:

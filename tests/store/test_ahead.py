@@ -17,7 +17,7 @@ from memstore.engine import syscalls
 from memstore.engine.files.segments import MAPPED_AGAIN
 from memstore.engine.format.records import FILLING, RETIRED
 from memstore.engine.protocols.sweep import CLEANUP_TIMEOUT
-from memstore.engine.root.roots import KeptFile
+from memstore.engine.root.roots import NextFile
 from memstore.engine.sync.primitives import deadline_after
 from tests.children import Child, Wire, in_child
 from tests.crash.leftovers import leftovers
@@ -33,7 +33,7 @@ KIB, MIB = 1 << 10, 1 << 20
 SIZE = 64 * KIB
 
 
-def kept(store: memstore.Store) -> KeptFile:
+def kept(store: memstore.Store) -> NextFile:
     ahead = root_of(store).next_put.file
     assert ahead is not None, "nothing is kept"
     return ahead
@@ -389,7 +389,7 @@ def test_a_forked_child_has_none(store: memstore.Store) -> None:
     assert leftovers(store, spares=True) == []
 
 
-def _fork_and_put(store: memstore.Store) -> tuple[KeptFile | None, list[str], int]:
+def _fork_and_put(store: memstore.Store) -> tuple[NextFile | None, list[str], int]:
     root = root_of(store)
     found, there = root.next_put.file, open_files(store.root)
     put_in_a_row(store, "theirs", puts=20)

@@ -226,6 +226,23 @@ def test_a_full_store_gives_up_the_oldest(root: str) -> None:
         assert store.verify().ok
 
 
+@pytest.mark.embedded
+def test_a_full_disk_says_that_earlier_versions_went(root: str) -> None:
+    """Nobody can tell beforehand whether they are enough there. With a capacity somebody can, and none goes."""
+
+    def fail(number: int, what: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with memstore.open(root, inline_limit=0) as store:
+        versions = put_all(store, "segment", range(3), history=3)
+        for outcome in ("earlier versions went to make room, and nothing else was changed", "nothing was changed"):
+            full = faults.watching(fail, lambda *_: None, names=frozenset({"allocate", "populate"}))
+            with full, pytest.raises(StoreFullError, match=f"; {outcome}$"):
+                store.put("large", torch.zeros(1 << 20))
+            assert store.versions("k") == tuple(versions[-1:])
+        assert "large" not in store and store.version("k") == versions[-1]
+
+
 def test_it_is_there_when_the_store_is_opened_again(root: str, kind: str) -> None:
     with open_store(root) as store:
         versions = put_all(store, kind, range(3), history=3)

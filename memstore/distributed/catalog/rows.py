@@ -85,7 +85,7 @@ def change_of(change: engine.Change, member: bytes) -> Change:
     extents = _extents_of(record)
     places = _places_of(record, extents, member)
     body, is_mutable = _body_of(record, extents), record.is_mutable
-    said = body, places, change.expect, change.missing_ok, is_mutable, change.seals
+    said = body, places, change.expect, change.missing_ok, is_mutable, change.sealed_put_id
     return Change(change.key, *said, history=change.history)
 
 

@@ -405,7 +405,7 @@ def give_up_part(client: Client, own: PutPart, failure: Failure) -> Steps[Attemp
         UnknownOutcomeError: it could not be ended, or nothing is known of it any more.
     """
     part = own.part
-    request = GiveUp(part.key, part.attempt, own.number, failure, waits=part.waits)
+    request = GiveUp(part.key, part.attempt, own.number, failure, waits=part.waits_ns)
     try:
         if own.number:
             answer = yield from _ask_owner(own, request)
@@ -617,7 +617,7 @@ def _publish(own: PutPart, merge: Merge) -> Steps[AttemptOutcome | None]:
         return None
     merged, places = merge(parts, contents), tuple(one.place for one in parts)
     if isinstance(merged, Failure):
-        request = GiveUp(part.key, part.attempt, own.number, merged, None, places, part.waits)
+        request = GiveUp(part.key, part.attempt, own.number, merged, None, places, part.waits_ns)
     else:
         request = Publish(part.key, part.attempt, own.number, places, merged)
     answer = yield from _ask_owner(own, request)

@@ -74,7 +74,7 @@ from memstore.distributed.rules import (
 from memstore.distributed.serving.duties import MUTEX_WITHIN, Duties, Ending
 from memstore.distributed.serving.questions import Asking, Halt, Promote, Report, Reported, decode_request, encode
 from memstore.distributed.serving.supervision import Kind, note_end
-from memstore.engine import Root, Watch, retry_after_sweep
+from memstore.engine import Root, Watch, make_room_and_retry
 from memstore.errors import MemstoreError, NotAStoreError, StoreFullError, StoreTimeoutError
 
 # --- Requests that are kept ------------------------------------------------------------------------------------------
@@ -567,7 +567,7 @@ class Answers:
         make = partial(run, checked=checked(_entries_of(request), self._root.member_id()))
         if at_once:
             return make(self._root, action, deadline)
-        return retry_after_sweep(make, self._root, action, deadline, None)
+        return make_room_and_retry(make, self._root, action, deadline, None)
 
     def _reply(self, asked: Asked, request: Request, answer: Answer | None) -> None:
         """Answers a request, or keeps it."""

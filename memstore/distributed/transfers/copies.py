@@ -48,9 +48,9 @@ from memstore.engine import (
     fence,
     fill_and_publish,
     in_both,
+    make_room_and_retry,
     map_entry,
     origins_of,
-    retry_after_sweep,
     segment_path,
     syscalls,
 )
@@ -242,7 +242,7 @@ def _put_copy(root: Root, places: tuple[Place, ...], draft: Draft, record: Recor
     def make(root: Root, draft: Draft, deadline: float) -> Copy:
         return fill_and_publish(root, [draft], publish, deadline)
 
-    copy = retry_after_sweep(make, root, draft, deadline, draft.key.decode())  # a sweep drops all other copies
+    copy = make_room_and_retry(make, root, draft, deadline, draft.key.decode())  # a sweep drops all other copies
     trim(root, deadline, keep=draft.key)
     return copy
 
@@ -312,7 +312,7 @@ def take_values(
     def make(root: Root, drafts: Sequence[Draft], deadline: float) -> Result:
         return fill_and_publish(root, drafts, name, deadline)
 
-    return retry_after_sweep(make, root, drafts, deadline, values[0][0].decode() if len(values) == 1 else None)
+    return make_room_and_retry(make, root, drafts, deadline, values[0][0].decode() if len(values) == 1 else None)
 
 
 def read_file(path: str, wanted: SegmentRanges) -> bool:

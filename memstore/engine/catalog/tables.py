@@ -487,7 +487,7 @@ class PendingPart(msgspec.Struct, frozen=True, array_like=True):
         segment: with 0 the rank holds no bytes, and who takes the part in has made up the put id.
         size, start: of the segment's file, and of the data section in it.
         expect: the version that the key must have when the attempt is published; None: whatever it has.
-        waits: nanoseconds that it waits for the others.
+        waits_ns: nanoseconds that it waits for the others.
         expires: on the clock since boot of the host that has the row.
         boot: of that host.
         host: the member of the cluster where the segment lies. In the catalog's rows it is empty for this one.
@@ -503,7 +503,7 @@ class PendingPart(msgspec.Struct, frozen=True, array_like=True):
     size: Number = 0
     start: Number = 0
     expect: Number | None = None
-    waits: Duration = 0
+    waits_ns: Duration = 0
     expires: Number = 0
     boot: Annotated[bytes, Meta(max_length=16)] = b""
     host: Annotated[bytes, Meta(max_length=16)] = b""

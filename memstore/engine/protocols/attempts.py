@@ -179,7 +179,7 @@ def take_in(rows: AttemptRows, part: PendingPart, content: bytes) -> int | Attem
         part,
         number=there[0].number if there else rows.new_number(),
         put_id=part.put_id if part.segment else rows.new_number(),
-        expires=max([rows.now() + part.waits, *[other.expires for other in there]]),
+        expires=max([rows.now() + part.waits_ns, *[other.expires for other in there]]),
     )
     rows.put_part(part, content)
     if len({part.rank, *[other.rank for other in there]}) == part.world_size:
@@ -189,14 +189,14 @@ def take_in(rows: AttemptRows, part: PendingPart, content: bytes) -> int | Attem
 
 def needs_renewal(part: PendingPart, now: int) -> bool:
     """Returns whether half of a part's time is over. Then its rank, if it waits, renews it."""
-    return part.expires - now < part.waits // 2
+    return part.expires - now < part.waits_ns // 2
 
 
 def renew(rows: AttemptRows, key: bytes, attempt: str, number: int, rank: int) -> None:
     """Lets the time of a rank's part begin anew."""
     for part in rows.parts(key, attempt):
         if part.rank == rank and part.number == number:
-            expires = max(part.expires, rows.now() + part.waits)
+            expires = max(part.expires, rows.now() + part.waits_ns)
             rows.put_part(msgspec.structs.replace(part, expires=expires), None)
 
 
@@ -310,7 +310,7 @@ def _put_outcome(
     waits: int = 0,
 ) -> AttemptOutcome:
     """Writes an outcome. It is kept for as long as one of them waits, and as long as the parts were to be."""
-    longest = max([SHORTEST_MEMORY, waits, *[part.waits for part in parts]])
+    longest = max([SHORTEST_MEMORY, waits, *[part.waits_ns for part in parts]])
     said = failure or Failure("", "")
     outcome = AttemptOutcome(
         key=key,
@@ -653,7 +653,7 @@ def new_part(
         size=0 if segment is None else segment.size,
         start=0 if segment is None else segment.start,
         expect=expect,
-        waits=nanoseconds(member.waits),
+        waits_ns=nanoseconds(member.waits),
         boot=boot_id(),
         host=host,
     )

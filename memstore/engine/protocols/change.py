@@ -55,7 +55,7 @@ class Change(msgspec.Struct, frozen=True):
         segments: where the data lies, unless the content says all. Several are those that `content.parts` names.
         version: the new version; None: the next one of the store. A given one must be newer than the key's, and those
             of a batch must follow one another: by that a repair knows that it has all files of the batch.
-        seals: the put id of the mutable entry that the key must have; 0: it must have none.
+        sealed_put_id: the put id of the mutable entry that the key must have; 0: it must have none.
         history: as of `Record`, from this version on; None: as the key has it.
         shares: files of earlier versions that the content names too: see `deltas.py`.
     """
@@ -66,7 +66,7 @@ class Change(msgspec.Struct, frozen=True):
     missing_ok: bool = False
     segments: tuple[SealedSegment, ...] = ()
     version: int | None = None
-    seals: int = 0
+    sealed_put_id: int = 0
     history: tuple[int, int] | None = None
     shares: tuple[SegmentExtent, ...] = ()
 
@@ -117,7 +117,7 @@ def check_versions(changes: Sequence[Change], found: Sequence[Record | None]) ->
     It is a VersionConflictError, KeyNotFoundError or MutableEntryError.
     """
     for change, old in zip(changes, found, strict=True):
-        if change.seals or (old is not None and old.is_mutable):
+        if change.sealed_put_id or (old is not None and old.is_mutable):
             check_mutable(change, old)
         if change.expect is not None:
             check_version(change.key, change.expect, old.version if old else 0)
@@ -135,9 +135,9 @@ def check_mutable(change: Change, old: Record | None) -> None:
     """Raises MutableEntryError if the change would put over a mutable entry, or seal another than is there."""
     if change.content is None or change.content.is_mutable:
         return
-    if change.seals and (old is None or old.put_id != change.seals):
+    if change.sealed_put_id and (old is None or old.put_id != change.sealed_put_id):
         raise gone_while_sealed(change.key.decode())
-    if not change.seals and old is not None and old.is_mutable:
+    if not change.sealed_put_id and old is not None and old.is_mutable:
         raise mutable_entry(change.key, old.mutable_kind)
 
 

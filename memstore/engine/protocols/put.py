@@ -87,9 +87,9 @@ from memstore.engine.protocols.reuse import (
     replaced_file,
     retire_row,
     segments_here,
-    take_kept_file,
+    take_next_file,
 )
-from memstore.engine.protocols.sweep import clean_up, drop_segment, needs_sweep, retry_after_sweep, sweep_some
+from memstore.engine.protocols.sweep import clean_up, drop_segment, make_room_and_retry, needs_sweep, sweep_some
 from memstore.engine.root.folder import give_to_group
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.pages import LockPage
@@ -114,7 +114,7 @@ class Draft(msgspec.Struct, frozen=True):
         header: of the segment that is to hold the data; None: the content says all, and no segment is needed.
         fill: with a header: writes the data into the memory that it is given, and returns the checksums for the record,
             or None if the store has none.
-        seals, history: as in `Change`.
+        sealed_put_id, history: as in `Change`.
         size: of the file, which is a new one then; 0: the data may have one that is kept for reuse.
         delta: of a value that shares the files of earlier versions.
     """
@@ -124,7 +124,7 @@ class Draft(msgspec.Struct, frozen=True):
     expect: int | None = None
     header: Header | None = None
     fill: Callable[[WritableMemory], bytes | None] | None = None
-    seals: int = 0
+    sealed_put_id: int = 0
     size: int = 0
     history: tuple[int, int] | None = None
     delta: DeltaDraft | None = None
@@ -140,15 +140,15 @@ def put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
         CrossHostError, HomeUnavailableError, UnknownOutcomeError, StaleMembershipError: of a store on several hosts.
     """
     if len(drafts) == 1:
-        return retry_after_sweep(_put, root, drafts, deadline, drafts[0].key.decode())
+        return make_room_and_retry(_put, root, drafts, deadline, drafts[0].key.decode())
     root.owners.check_one_owner([draft.key for draft in drafts], deadline)  # before anything is copied
-    return retry_after_sweep(_put, root, drafts, deadline, None)
+    return make_room_and_retry(_put, root, drafts, deadline, None)
 
 
 def delete(root: Root, changes: Sequence[Change], deadline: float) -> list[int]:
     """Deletes keys at one moment, or none of them. Returns the versions that they had, or 0."""
     key = changes[0].key.decode() if len(changes) == 1 else None
-    return retry_after_sweep(publish, root, changes, deadline, key)
+    return make_room_and_retry(publish, root, changes, deadline, key)
 
 
 def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
@@ -158,13 +158,15 @@ def _put(root: Root, drafts: Sequence[Draft], deadline: float) -> list[int]:
     changes: list[Change] = []
     for draft in drafts:  # before anything is claimed or copied
         if draft.content.nbytes >= _LARGE:
-            change = Change(draft.key, draft.content, draft.expect, seals=draft.seals)
+            change = Change(draft.key, draft.content, draft.expect, sealed_put_id=draft.sealed_put_id)
             check_mutable(change, root.catalog.read(draft.key))
     try:
         # Steps 2 and 3, claim and fill, for each key. An inline value has no header, and needs neither.
         for draft in drafts:
             if draft.header is None:
-                change = Change(draft.key, draft.content, draft.expect, seals=draft.seals, history=draft.history)
+                change = Change(
+                    draft.key, draft.content, draft.expect, sealed_put_id=draft.sealed_put_id, history=draft.history
+                )
                 changes.append(change)
             else:
                 changes.append(fill_segment(root, draft, writers, deadline))
@@ -191,7 +193,7 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     """Takes steps 2 and 3 for one key. It appends to the batch's `writers` as soon as it has claimed a file."""
     header, content = draft.header, draft.content
     if header is None:
-        return Change(draft.key, content, draft.expect, seals=draft.seals, history=draft.history)
+        return Change(draft.key, content, draft.expect, sealed_put_id=draft.sealed_put_id, history=draft.history)
     assert draft.fill is not None, "a header, and nothing that fills its segment"
 
     # 2. Claim. A kill leaves a file without a put id, or a filling row: others claim or sweep it.
@@ -215,7 +217,9 @@ def fill_segment(root: Root, draft: Draft, writers: list[SegmentWriter], deadlin
     if draft.delta is not None:
         content, shares = draft.delta.placed(content, segment), draft.delta.shares
         return Change(draft.key, content, draft.expect, segments=(segment,), history=draft.history, shares=shares)
-    return Change(draft.key, content, draft.expect, segments=(segment,), seals=draft.seals, history=draft.history)
+    return Change(
+        draft.key, content, draft.expect, segments=(segment,), sealed_put_id=draft.sealed_put_id, history=draft.history
+    )
 
 
 def fill_and_publish(
@@ -243,7 +247,7 @@ def claim(
     With a `size`, it is a new one of just that size: zeros, which nobody has to write.
     """
     if root.next_put.file is not None and not batch and not size:
-        kept = take_kept_file(root, header + nbytes)
+        kept = take_next_file(root, header + nbytes)
         if kept is not None:
             return kept
     writer = root.mutex.run(_claim_locked, deadline, root, key, header, nbytes, batch, size)
@@ -310,8 +314,8 @@ SWEEP_WAIT = 0.1  # seconds that this sweep waits for the mutex: the put is done
 _RECENT = 64  # a large batch no longer counts as recent after about so many smaller ones
 
 
-class Publication:
-    """Work in the transaction of a commit beside its own. It is called again if the transaction is repeated."""
+class ExtraRows:
+    """Rows beside a commit's own: its transaction checks and writes them. Called again if that is repeated."""
 
     def check(self, transaction: Transaction) -> None:
         """Raises to stop the commit, before anything is changed."""
@@ -367,7 +371,7 @@ def commit(
     root: Root,
     changes: Sequence[Change],
     deadline: float,
-    publication: Publication | None = None,
+    extra: ExtraRows | None = None,
     *,
     membership: int = 0,
 ) -> list[int]:
@@ -379,9 +383,9 @@ def commit(
     is changed; and NotAStoreError if the store was removed or moved: nothing is acknowledged then.
     """
     first, mutex, bell = changes[0], root.mutex, root.doorbell.bell
-    content, is_alone = first.content, len(changes) == 1 and publication is None
+    content, is_alone = first.content, len(changes) == 1 and extra is None
     goes_over_any = is_alone and first.expect is None and first.version is None and first.history is None
-    goes_over_any = goes_over_any and not first.seals
+    goes_over_any = goes_over_any and not first.sealed_put_id
     # 4. Commit. A kill before its transaction is committed leaves headers that say live; one after it, the values.
     if goes_over_any and content is not None and content.inline is not None:
         bells = {bell(first.key)}
@@ -391,7 +395,7 @@ def commit(
         for change in changes:
             if change.content is not None:  # nobody waits for deletions
                 bells.add(bell(change.key))
-        done = mutex.run(_commit_locked, deadline, root, mutex, changes, bells, publication, membership)
+        done = mutex.run(_commit_locked, deadline, root, mutex, changes, bells, extra, membership)
     # 5. After the mutex. A kill leaves waiters asleep, who look again after a second.
     finish(root, bells, done.counters, len(done.retired))
     return done.versions
@@ -402,20 +406,20 @@ def _commit_locked(
     mutex: LockPage,
     changes: Sequence[Change],
     bells: Collection[int],
-    publication: Publication | None,
+    extra: ExtraRows | None,
     membership: int,
 ) -> CommitResult:
     """Takes step 4, under the mutex."""
     root.glance()  # the wait for the mutex may have been long: in a store that was moved meanwhile nothing is changed
-    first, kept_file = changes[0], None
+    first, next_file = changes[0], None
     if len(changes) == 1 and len(first.segments) == 1 and first.content is not None and first.content.parts is None:
-        kept_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
+        next_file = replaced_file(root, first.segments[0].used)  # no other change keeps what it replaces
     most = None  # bytes to which the catalog may grow for the sake of these values; None: as many as it has to
     for change in changes:
         if change.content is not None and change.content.inline is not None and len(change.content.inline) > SMALL:
             most = MOST_FOR_VALUES
 
-    make_changes = functools.partial(_write_changes, root, changes, membership, kept_file, publication)
+    make_changes = functools.partial(_write_changes, root, changes, membership, next_file, extra)
 
     is_locked = True
     with root.guard:
@@ -424,11 +428,11 @@ def _commit_locked(
             done = root.catalog.update(make_changes, is_delete=not bells, most=most)
             # From here on the values are there. Whatever a kill leaves, recovery sees by the count of publications.
             mutex.notes.batch = 0
-            if kept_file is not None:
-                is_locked = kept_file.keep()
+            if next_file is not None:
+                is_locked = next_file.keep()
         finally:
-            if kept_file is not None:
-                kept_file.close()
+            if next_file is not None:
+                next_file.close()
     if done.retired:  # a repair without a catalog sees only the files, and must not take these for live ones
         mark_retired(root, done.retired)
     for segment in done.gone:
@@ -500,8 +504,8 @@ def _write_changes(
     root: Root,
     changes: Sequence[Change],
     membership: int,
-    kept_file: ReplacedFile | None,
-    publication: Publication | None,
+    next_file: ReplacedFile | None,
+    extra: ExtraRows | None,
     transaction: Transaction,
 ) -> CommitResult:
     """Checks the versions, makes the segments live, and writes the rows. Raises as `commit`.
@@ -513,8 +517,8 @@ def _write_changes(
         raise MembershipChanged
     if membership and any(map(functools.partial(_is_noted, transaction), changes)):
         raise KeptElsewhere
-    if publication is not None:
-        publication.check(transaction)
+    if extra is not None:
+        extra.check(transaction)
     found = [transaction.record(change.key) for change in changes]
     check_versions(changes, found)
     for change in changes:
@@ -566,13 +570,13 @@ def _write_changes(
         else:
             replaced = [extent.segment for extent in old.segments]
         for number in replaced:  # one file can be kept, and no more
-            is_kept = replace_segment(transaction, counters, number, kept_file if len(replaced) == 1 else None)
+            is_kept = replace_segment(transaction, counters, number, next_file if len(replaced) == 1 else None)
             if not is_kept and kept is None:
                 retired.append(number)
     if retired:
         root.storage.retire(transaction, retired)
-    if publication is not None:
-        publication.settle(transaction, counters, versions[0])
+    if extra is not None:
+        extra.settle(transaction, counters, versions[0])
     counters.publications += 1
     transaction.put_counters(counters)
     return CommitResult(versions, counters, retired, gone)
@@ -619,12 +623,12 @@ def go_live(root: Root, batch: int, placed: Sequence[tuple[SealedSegment, int]],
 
 
 def replace_segment(
-    transaction: Transaction, counters: Counters, segment: int, kept_file: ReplacedFile | None = None
+    transaction: Transaction, counters: Counters, segment: int, next_file: ReplacedFile | None = None
 ) -> bool:
     """Retires the segment of a record that was replaced or deleted; or claims it for the next put, and returns True."""
     row = transaction.segment(segment)
     if row is not None:
-        if kept_file is not None and kept_file.claim(transaction, counters, segment, row):
+        if next_file is not None and next_file.claim(transaction, counters, segment, row):
             counters.live -= row.nbytes
             return True
         retire_row(transaction, counters, segment, row)

@@ -2,14 +2,16 @@
 
 A put claims the smallest retired file that fits (`Reuse`), and among equal sizes the oldest, so that readers of the
 last versions have time to let go; but before all others one that this process has mapped (`segments`): if the ranks of
-sharded puts took each other's files, each would map its file anew, and fault it in. A file that somebody locks or
-leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`). A file is never cut nor extended: a
-process that has it mapped would die of SIGBUS.
+sharded puts took each other's files, each would map its file anew, and fault it in. The storage driver has this order:
+`LocalFiles.reusable` and `largest_for` in `root/storage.py`.
+
+A file that somebody locks or leases is *held*: it is set aside, and later sweeps look at it again (`sweep.py`). A file
+is never cut nor extended: a process that has it mapped would die of SIGBUS.
 
 The file that a put replaces is kept for this process's next put of nearly its size, which then needs no claim. This is
 for segments that are assembled in memory: the claim, a hold of the mutex and a transaction, is a quarter of what such a
 put costs. The transaction that replaces what the file holds also claims it (`ReplacedFile`): its row becomes filling,
-under the id of the next put, which takes it by `take_kept_file`.
+under the id of the next put, which takes it by `take_next_file`.
 
 - Such a file is locked after that commit, and never before it: until then it is live, and readers lock it shared. A
   reader in mode "r", which doesn't take the mutex, would report two refusals, however short, as damage.
@@ -24,11 +26,11 @@ under the id of the next put, which takes it by `take_kept_file`.
   in turn, pays nothing. The file that was kept last takes the place of the one before.
 - A put whose key another host owns replaces nothing here: that host tells later what it has replaced, and
   that is retired then. So the transaction that lends its segment *claims* a retired file for the next put, if there is
-  one, by the rules of any claim (`NextFile`).
+  one, by the rules of any claim (`NextClaim`).
 
 A lease keeps a segment until some time of the clock since boot, even if nobody locks it.
 
-All of it runs under the store's mutex, but for `take_kept_file`, on rows that the catalog names: no folder is ever
+All of it runs under the store's mutex, but for `take_next_file`, on rows that the catalog names: no folder is ever
 listed.
 """
 
@@ -44,7 +46,7 @@ from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Counters, Transaction
 from memstore.engine.files.segments import ClaimedFile, SegmentWriter, erase_put_id, vacate, write_state
 from memstore.engine.format.records import FILLING, LIVE, RETIRED, Record, SegmentExtent, SegmentRow
-from memstore.engine.root.roots import KeptFile, Root
+from memstore.engine.root.roots import NextFile, Root
 from memstore.engine.root.storage import RetiredRow, largest_for
 from memstore.engine.sync.primitives import boot_clock
 from memstore.errors import MemstoreError
@@ -214,7 +216,7 @@ class ReplacedFile:
         self._row: SegmentRow | None = None
         self._segment = 0
         self._put_id = 0  # of the next put
-        self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
+        self._replaced: NextFile | None = None  # what was kept before: from this transaction on others may claim it
 
     def claim(self, transaction: Transaction, counters: Counters, segment: int, row: SegmentRow) -> bool:
         """Claims the file if that pays, else returns False. It is called again if the transaction is repeated."""
@@ -235,7 +237,7 @@ class ReplacedFile:
         if root.next_put.file is not None:
             self._replaced, root.next_put.file = root.next_put.file, None
         if self._replaced is not None:
-            _unclaim_kept(transaction, counters, self._replaced)
+            _unclaim_next(transaction, counters, self._replaced)
         self._segment, self._row = segment, row
         self._put_id = begin_filling(transaction, counters, segment, row.key, size)
         return True
@@ -252,7 +254,7 @@ class ReplacedFile:
             fd = file.lock_file.fd
             if syscalls.lock_exclusive(fd):
                 vacate(fd)
-                root.next_put.file = KeptFile(self._segment, self._put_id, row.nbytes, file)
+                root.next_put.file = NextFile(self._segment, self._put_id, row.nbytes, file)
                 self._file = None
             else:
                 root.next_put.keeps_none_for = _PUTS_AFTER_A_REFUSAL
@@ -280,7 +282,7 @@ class ReplacedFile:
             _unlock_and_close(self._replaced.file)
 
 
-class NextFile:
+class NextClaim:
     """Claim of a file for the next put: `claim` in a transaction, `keep` it once that is done, `close` at the end.
 
     Call all of it under the mutex and the guard.
@@ -292,7 +294,7 @@ class NextFile:
         self._root = root
         self._reuse: Reuse | None = None
         self._put_id = 0
-        self._replaced: KeptFile | None = None  # what was kept before: from this transaction on others may claim it
+        self._replaced: NextFile | None = None  # what was kept before: from this transaction on others may claim it
 
     def claim(self, transaction: Transaction, counters: Counters, need: int) -> None:
         """Claims one if this put and the last one used about as many bytes. Called again with the transaction.
@@ -317,7 +319,7 @@ class NextFile:
         if root.next_put.file is not None:
             self._replaced, root.next_put.file = root.next_put.file, None
         if self._replaced is not None:
-            _unclaim_kept(transaction, counters, self._replaced)
+            _unclaim_next(transaction, counters, self._replaced)
         found = transaction.segment(row.segment)
         self._put_id = begin_filling(transaction, counters, row.segment, b"" if found is None else found.key, row.size)
 
@@ -325,7 +327,7 @@ class NextFile:
         """Keeps the file, once the transaction is committed."""
         if self._reuse is not None and self._reuse.row is not None and self._reuse.file is not None:
             row, file = self._reuse.row, self._reuse.file
-            self._root.next_put.file = KeptFile(row.segment, self._put_id, row.size, file)
+            self._root.next_put.file = NextFile(row.segment, self._put_id, row.size, file)
             self._reuse = None
 
     def close(self) -> None:
@@ -350,7 +352,7 @@ def replaced_file(root: Root, need: int) -> ReplacedFile | None:
     return ReplacedFile(root, need, before)
 
 
-def take_kept_file(root: Root, need: int) -> SegmentWriter | None:
+def take_next_file(root: Root, need: int) -> SegmentWriter | None:
     """Returns the file that was kept, if it suits: it is locked, and its row is filling, as after a claim."""
     with root.guard:
         kept = root.next_put.file
@@ -385,7 +387,7 @@ def keep_file(root: Root, writers: Sequence[SegmentWriter]) -> bool:
             return False
         if not root.catalog.view(is_filling, writer):
             return False
-        root.next_put.file = KeptFile(writer.segment, writer.put_id, writer.size, writer.file)
+        root.next_put.file = NextFile(writer.segment, writer.put_id, writer.size, writer.file)
     return True
 
 
@@ -395,13 +397,13 @@ def is_filling(transaction: Transaction, writer: SegmentWriter) -> bool:
     return row is not None and (row.state, row.put_id) == (FILLING, writer.put_id)
 
 
-def give_back_kept_file(root: Root) -> None:
+def give_back_next_file(root: Root) -> None:
     """Retires the file that was kept: anybody may claim or sweep it. Call it under the mutex."""
 
     def unclaim_it(transaction: Transaction) -> None:
         if kept is not None:
             counters = transaction.counters()
-            _unclaim_kept(transaction, counters, kept)
+            _unclaim_next(transaction, counters, kept)
             transaction.put_counters(counters)
 
     with root.guard:
@@ -413,20 +415,20 @@ def give_back_kept_file(root: Root) -> None:
                 _unlock_and_close(kept.file)
 
 
-def close_kept_file(root: Root) -> None:
+def close_next_file(root: Root) -> None:
     """Gives back what was kept if the mutex is free; else only unlocks it, which leaves it to the next sweep."""
     if root.next_put.file is None:
         return
     try:
         if root.is_in_place():  # a store that was removed or moved stays as it is
-            root.mutex.run(give_back_kept_file, 0.0, root)
+            root.mutex.run(give_back_next_file, 0.0, root)
     except (OSError, MemstoreError) as error:
         log.debug("%s: the file that was kept for the next put is left to the next sweep: %s", root.path, str(error))
     finally:
-        _forget_kept_file(root)
+        _forget_next_file(root)
 
 
-def _forget_kept_file(root: Root) -> None:
+def _forget_next_file(root: Root) -> None:
     kept, root.next_put.file = root.next_put.file, None
     if kept is not None:  # the mutex was not free
         _unlock_and_close(kept.file)
@@ -438,7 +440,7 @@ def _unlock_and_close(file: ClaimedFile) -> None:
     file.close()
 
 
-def _unclaim_kept(transaction: Transaction, counters: Counters, kept: KeptFile) -> None:
+def _unclaim_next(transaction: Transaction, counters: Counters, kept: NextFile) -> None:
     row = transaction.segment(kept.segment)
     if row is not None and (row.state, row.put_id) == (FILLING, kept.put_id):
         unclaim(transaction, counters, kept.segment, row)

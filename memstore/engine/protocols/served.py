@@ -25,7 +25,7 @@ from memstore.engine.files.segments import PreparedFile, SealedSegment, segment_
 from memstore.engine.format.records import FILLING, LIVE, PREPARED, SegmentRow
 from memstore.engine.protocols.put import finish, go_live
 from memstore.engine.protocols.recovery import mark_gone, mark_retired
-from memstore.engine.protocols.reuse import NextFile, retire_row, unclaim
+from memstore.engine.protocols.reuse import NextClaim, retire_row, unclaim
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import Refusal
 from memstore.errors import MemstoreError, StoreFullError
@@ -129,7 +129,7 @@ def _change_locked(
     root: Root, action: Callable[[Transaction, Effects], Result], bells: list[int], most: int | None
 ) -> tuple[Result, Effects]:
     root.glance()
-    next_file = NextFile(root)
+    next_claim = NextClaim(root)
     is_acting = has_gone_live = False
 
     def apply(transaction: Transaction, full: StoreFullError | None = None) -> tuple[Result, Effects]:
@@ -142,7 +142,7 @@ def _change_locked(
         is_acting = False
         live = [*effects.live, *[(_prepared(root, segment, row), at) for segment, row, at in effects.prepared]]
         if len(effects.live) == 1 and not effects.retired:  # what is retired just now may still be read here
-            next_file.claim(transaction, effects.counters, effects.live[0][0].used)
+            next_claim.claim(transaction, effects.counters, effects.live[0][0].used)
         if live:
             has_gone_live = True
             go_live(root, effects.batch, live, effects.counters)
@@ -161,13 +161,13 @@ def _change_locked(
                 full = error
                 result, effects = root.catalog.update(lambda transaction: apply(transaction, full), is_delete=True)
             root.mutex.notes.batch = 0
-            next_file.keep()
+            next_claim.keep()
         except MemstoreError as error:
             if is_acting and not has_gone_live:  # and its transaction was aborted
                 raise _ActionFailed(error) from None
             raise
         finally:
-            next_file.close()
+            next_claim.close()
     if effects.is_change:
         mark_retired(root, effects.replaced)
         mark_gone(root, effects.retired)

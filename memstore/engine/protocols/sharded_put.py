@@ -42,7 +42,7 @@ from memstore.engine.protocols.attempts import (
 )
 from memstore.engine.protocols.change import Change, MembershipChanged, need_boxes
 from memstore.engine.protocols.elsewhere import elsewhere_of, is_served
-from memstore.engine.protocols.put import Draft, Publication, close_published, commit, fill_segment
+from memstore.engine.protocols.put import Draft, ExtraRows, close_published, commit, fill_segment
 from memstore.engine.protocols.sweep import clean_up
 from memstore.engine.root.roots import Root
 from memstore.engine.sync.primitives import boot_clock, deadline_after
@@ -259,11 +259,11 @@ def _publish_parts(root: Root, member: Participant, merge: Merge, deadline: floa
             try:
                 content, expected = merge(parts, contents), expected_version(parts)
                 change = Change(member.key, content, expected, segments=tuple(_segments_of_parts(root, parts)))
-                publication = _PartsPublication(parts)
-                commit(root, [change], deadline, publication)
+                extra = _OutcomeRows(parts)
+                commit(root, [change], deadline, extra)
             except (ShardMismatchError, PartialCommitError, VersionConflictError, MutableEntryError) as failure:
                 return give_up_here(root, member, failure, deadline, only=places_of(parts))
-            return publication.outcome
+            return extra.outcome
         except (OtherParts, NothingKnown):
             continue
         except OverAlready as over:
@@ -273,7 +273,7 @@ def _publish_parts(root: Root, member: Participant, merge: Merge, deadline: floa
             raise
 
 
-class _PartsPublication(Publication):
+class _OutcomeRows(ExtraRows):
     """Rows of an attempt's end, in the transaction that publishes its value."""
 
     def __init__(self, parts: Sequence[PendingPart]) -> None:

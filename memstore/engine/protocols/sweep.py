@@ -10,8 +10,8 @@ named in the table `copies`, by memstore/distributed/transfers.
 
 All of it runs under the store's mutex, on rows that the catalog names: no folder is ever listed.
 
-`retry_after_sweep` makes a change, and where there is no room for it, makes room: it sweeps, moves values to the spill
-folder, and takes out replaced versions that are kept. `clean_up` gives back rows and files of a put that failed.
+`make_room_and_retry` makes a change, and where there is no room for it, makes room: it sweeps, moves values to the
+spill folder, and takes out replaced versions that are kept. `clean_up` gives back rows and files of a put that failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from memstore.engine.protocols.history import drop_oldest, end_dead_pins
 from memstore.engine.protocols.recovery import check_put_is_known, mark_retired
 from memstore.engine.protocols.reuse import (
     claim_retired,
-    give_back_kept_file,
+    give_back_next_file,
     is_filling,
     is_leased,
     keep_file,
@@ -51,7 +51,7 @@ from memstore.engine.protocols.spill import clear_away, make_room, remove_moved
 from memstore.engine.root.roots import Root
 from memstore.engine.root.storage import RetiredRow
 from memstore.engine.sync.primitives import boot_clock, deadline_after
-from memstore.engine.usage import is_full, resource_errors
+from memstore.engine.usage import VERSIONS_WENT, is_full, resource_errors
 from memstore.errors import (
     CorruptionError,
     MemstoreError,
@@ -103,7 +103,7 @@ def sweep_all(root: Root, deadline: float, *, keep: int | None = 0) -> int:
 
 
 def _give_up_what_is_kept(root: Root) -> None:
-    give_back_kept_file(root)
+    give_back_next_file(root)
     root.catalog.forget_dead_readers()
 
 
@@ -356,7 +356,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
-def retry_after_sweep(
+def make_room_and_retry(
     make: Callable[[Root, Argument, float], Result], root: Root, change: Argument, deadline: float, key: str | None
 ) -> Result:
     """Makes a change; if there is no room for it, once more after a sweep of the files that are kept for reuse.
@@ -381,7 +381,8 @@ def retry_after_sweep(
             if isinstance(error, MemoryError) or not is_full(error):
                 raise
             sweep_all(root, deadline)  # it may find nothing, where another has swept since: try again all the same
-    with resource_errors(root.path, key, root):
+    errors = resource_errors(root.path, key, root)
+    with errors:
         while True:
             try:
                 return make(root, change, deadline)
@@ -389,7 +390,7 @@ def retry_after_sweep(
                 if not _drop_for_quota(root, error, deadline):
                     raise
             except OSError as error:
-                if not is_full(error) or not _find_room(root, error, deadline):
+                if not is_full(error) or not _find_room(root, error, errors, deadline):
                     raise
 
 
@@ -398,13 +399,14 @@ def _drop_for_quota(root: Root, error: QuotaExceededError, deadline: float) -> b
     return drop_oldest(root, error.used + error.requested - error.quota, deadline, error.prefix.encode())
 
 
-def _find_room(root: Root, error: OSError, deadline: float) -> bool:
+def _find_room(root: Root, error: OSError, errors: resource_errors, deadline: float) -> bool:
     """Moves values to the spill folder, or takes out replaced versions that are kept. Returns whether some went."""
     needed = (error.needed if isinstance(error, StoreFullError) else None) or 0
     if make_room(root, needed, deadline):
         return True
     if not drop_oldest(root, needed, deadline):
         return False
+    errors.outcome = VERSIONS_WENT  # on a full disk nobody can tell beforehand whether that will be enough
     sweep_all(root, deadline)
     return True
 

@@ -41,7 +41,7 @@ _LOOK_FOR_AGENT = 0.1  # seconds: an agent takes half a second until its host is
 MEMBER_SIZE = 16  # bytes
 
 
-class KeptFile(NamedTuple):
+class NextFile(NamedTuple):
     """A file that this process has locked for its next put: see `engine/protocols/reuse.py`."""
 
     segment: int
@@ -60,7 +60,7 @@ class NextPut:
         keeps_none_for: puts for which no file is to be kept.
     """
 
-    file: KeptFile | None = None
+    file: NextFile | None = None
     filled_before: int = 0
     keeps_none_for: int = 0
 

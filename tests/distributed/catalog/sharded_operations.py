@@ -19,7 +19,7 @@ LEASE = 600_000_000_000  # nanoseconds
 
 def part(place: Place, rank: int, attempt: str, ranks: int = RANKS) -> PendingPart:
     put = place.put_id, place.segment
-    return PendingPart(KEY, attempt, 0, rank, ranks, *put, len(BYTES), waits=LEASE, host=place.host)
+    return PendingPart(KEY, attempt, 0, rank, ranks, *put, len(BYTES), waits_ns=LEASE, host=place.host)
 
 
 def take_in(tables: CatalogTables, one: PendingPart, content: bytes) -> None:

@@ -74,7 +74,7 @@ class Script:
             if step == "put":
                 world, expect = chance.choice([2] * 9 + [3]), chance.choice([None] * 8 + [3, 4])
                 lease = chance.choice([0] + [LONG] * 5)
-                part = PendingPart(KEY, attempt, 0, rank % world, world, 0, 0, expect=expect, waits=lease)
+                part = PendingPart(KEY, attempt, 0, rank % world, world, 0, 0, expect=expect, waits_ns=lease)
                 part = msgspec.structs.replace(part, boot=boot_id(), host=self.member)
                 found = self.run(lambda rows: attempts.take_in(rows, part, b"said"))
                 self.tell(self.number(found) if isinstance(found, int) else found)

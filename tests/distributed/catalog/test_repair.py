@@ -24,7 +24,7 @@ from memstore.distributed.rules import (
 )
 from memstore.distributed.rules.messages import Done, Resolve
 from memstore.distributed.rules.roster import found
-from memstore.engine import Change, MembershipChanged, need_cluster, retry_after_sweep, sweep_all
+from memstore.engine import Change, MembershipChanged, make_room_and_retry, need_cluster, sweep_all
 from memstore.engine.catalog import tables
 from memstore.engine.catalog.tables import Transaction
 from memstore.engine.protocols.put import commit
@@ -212,7 +212,7 @@ def test_a_full_store_gives_up_copies_for_a_put(path: str) -> None:
     with bytes_store.opened(path, capacity=counters.live + counters.filling + 100) as root:
         membership = root.catalog.view(Transaction.counters).membership
         with pytest.raises(memstore.StoreFullError):
-            retry_after_sweep(_claim_only, root, b"large", deadline_after(10), "large")
+            make_room_and_retry(_claim_only, root, b"large", deadline_after(10), "large")
         assert look(root, lambda tables: tables.copies(b"", 10), deadline_after(10)) == []
         assert membership
 

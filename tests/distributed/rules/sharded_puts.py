@@ -148,7 +148,7 @@ class OneRank:
         lease = int((puts.scene.lease or attempt.seconds + chance.choice([1, 10])) * SECOND)
         name = attempt.key, attempt.name
         part = PendingPart(
-            *name, 0, rank, attempt.world_size, put_id, put_id, expect=attempt.expect, waits=lease, host=host.id
+            *name, 0, rank, attempt.world_size, put_id, put_id, expect=attempt.expect, waits_ns=lease, host=host.id
         )
         self.own = PutPart(part)
         self.leaves_early = not puts.scene.all_must_work and chance.random() < 0.2

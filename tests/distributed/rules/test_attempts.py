@@ -18,7 +18,7 @@ LEASE = 10 * SECOND
 
 def part_of(host: Host, key: bytes, rank: int = 0, world_size: int = 2) -> PutPart:
     put_id = host.tables.fill(7)
-    return PutPart(PendingPart(key, "a", 0, rank, world_size, put_id, put_id, waits=LEASE, host=host.id))
+    return PutPart(PendingPart(key, "a", 0, rank, world_size, put_id, put_id, waits_ns=LEASE, host=host.id))
 
 
 def prepare(world: World, process: Process, own: PutPart) -> AttemptOutcome | None:

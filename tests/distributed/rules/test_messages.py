@@ -135,7 +135,7 @@ def test_a_change_of_one_of_a_thousand_members_is_small() -> None:
         ClaimGroups((b"k" * 501,), None),
         Prepare(CALL, replace(PART, rank=-1), b"", GRANT),
         Prepare(CALL, replace(PART, world_size=0), b"", GRANT),
-        Prepare(CALL, replace(PART, waits=10**18 + 1), b"", GRANT),
+        Prepare(CALL, replace(PART, waits_ns=10**18 + 1), b"", GRANT),
         Prepare(CALL, replace(PART, host=b"m" * 17), b"", GRANT),
         Prepare(CALL, replace(PART, attempt=""), b"", GRANT),
         Sent(14, CALL, replace(PART, attempt="a" * 65_537), b"", GRANT),

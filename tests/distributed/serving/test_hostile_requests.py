@@ -178,7 +178,7 @@ def test_what_lies_with_the_home_is_named_by_no_message(home: Home) -> None:
     for number, places in enumerate((own, fake), 1):
         commit = Commit(Call(session, 0, number, 1), (Change(b"other/k", home.entry.body, places),), grants)
         host, *put = places[0].host, places[0].put_id, places[0].segment
-        part = PendingPart(b"other/k", "one", 0, 0, 1, *put, len(BYTES), waits=10**9, host=host)
+        part = PendingPart(b"other/k", "one", 0, 0, 1, *put, len(BYTES), waits_ns=10**9, host=host)
         for request in (commit, Prepare(Call(session, 1, number, 1), part, b"", grants[0])):
             failed = home.answering.ask(request)
             assert isinstance(failed, Failed) and failed.error == "CorruptionError"

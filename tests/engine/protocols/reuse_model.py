@@ -8,7 +8,7 @@ its locks and mappings drop, and its mutex passes on, with word of its death. LM
             seal
             _commit_locked | note the batch, go_live: write slots, unlock; commit; clear the note;
                              ReplacedFile.keep: lock, vacate, or commit; mark_retired, ring
-            claim, next time | take_kept_file
+            claim, next time | take_next_file
             abandon, if a call failed | remove_file, commit | unlock the mutex | free_blocks
                      after a lost race | vacate, commit | unlock the mutex | close
     GET     read the record, open, lock_shared, compare, map_file; after two misfits all of it under the mutex
