@@ -135,7 +135,6 @@ def save_and_die(_: object, url: str, options: dict[str, Any], request: int) -> 
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_a_manager_that_is_killed_at_any_request_leaves_a_whole_step(
     url: str, options: dict[str, Any], rank_server: ForkServer
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -57,6 +58,18 @@ def test_commands_take_urls(url: str) -> None:
     assert run("snapshot", "prune", url)["kept"] == 1
     assert run("snapshot", "prune", url, "--older-than", "0")["objects"] == 1
     assert run("snapshot", "verify", url)["ok"]
+
+
+def test_a_copy_comes_from_a_url_and_goes_to_one(url: str, taken: dict[str, Any], tmp_path: Path) -> None:
+    folder = str(tmp_path / "copied")
+    for source, target in ((url, folder), (folder, url + "b"), (url + "b", url + "c")):
+        run("snapshot", "copy", source, target)
+        assert run("snapshot", "diff", url, target) == []
+        assert run("snapshot", "verify", target)["ok"]
+    assert torch.equal(Snapshot(url + "c").read_object("0/model/weight"), taken["model"].weight)
+    result = CliRunner().invoke(cli, ["snapshot", "copy", folder, url + "b"])
+    assert result.exit_code != 0
+    assert url + "b" in result.output
 
 
 def test_prune_is_for_urls(root: str) -> None:
@@ -199,6 +212,33 @@ def test_other_calls_refuse_urls_in_words(
     with pytest.raises(ValueError, match=r"URL|storage|bucket|folder of this host"):
         REFUSALS[call](store, url)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["take", "async_take"])
+def test_of_memory_a_disk_and_a_bucket_the_first_that_is_left_is_restored(
+    asynchronous: bool, url: str, root: str, tmp_path: Path
+) -> None:
+    app_state: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=7)}
+    memory, tiers = f"{root}-memory", [str(tmp_path / "disk"), url]
+    if asynchronous:
+        pending = Snapshot.async_take(memory, app_state, then=tiers)
+        snapshot = pending.wait(60.0)
+        assert [(tier.path, tier.state) for tier in pending.status()] == [
+            (place, "whole") for place in (memory, *tiers)
+        ]
+    else:
+        snapshot = Snapshot.take(memory, app_state, then=tiers)
+    assert (snapshot.path, list(snapshot.then)) == (memory, tiers)
+    for place, lost in ((memory, memory), *((tier, tier) for tier in tiers)):
+        Snapshot(place).verify()
+        found: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=0)}
+        again = Snapshot(memory, then=tiers)
+        again.restore(found)
+        assert again._open().path == place
+        assert found["progress"]["step"] == 7
+        assert torch.equal(found["model"].weight, app_state["model"].weight)
+        if lost != url:
+            shutil.rmtree(lost)
 
 
 def test_tiers_end_in_a_bucket_and_copies_go_there(url: str, root: str) -> None:
