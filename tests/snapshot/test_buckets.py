@@ -529,7 +529,7 @@ def test_what_fails_for_ever_ends_in_the_given_time_and_names_the_url(
     if fault == "cut":
         s3_proxy.cut(is_met, times=1000)
     else:
-        s3_proxy.delay(is_met, 60.0, times=1000)
+        s3_proxy.delay(is_met, 30.0, times=1000)
     started = time.monotonic()
     with pytest.raises(StorageError, match=f"{url}.*safetensors") as caught:
         if method == "PUT":
@@ -537,7 +537,7 @@ def test_what_fails_for_ever_ends_in_the_given_time_and_names_the_url(
         else:
             Snapshot(url, storage_options=given).restore(state())
     assert type(caught.value) is StorageError
-    assert time.monotonic() - started < 20.0  # not 60; a busy machine may take some
+    assert time.monotonic() - started < 20.0  # and not 30: a busy machine may need some of it
     assert not is_there(url + "b", options)
 
 
