@@ -267,6 +267,7 @@ def save_until_stopped(channel: Any, url: str, options: dict[str, Any]) -> None:
     channel.send(step)
 
 
+@pytest.mark.full
 def test_a_signal_saves_the_next_step_into_a_bucket(
     url: str, s3_options: dict[str, Any], rank_server: ForkServer
 ) -> None:

@@ -131,6 +131,7 @@ def test_a_rank_that_dies_at_a_request_leaves_the_snapshot_or_none(
 def two_files(number: float) -> dict[str, Any]:
     model = torch.nn.Linear(30, 20)
     torch.nn.init.constant_(model.weight, number)
+    torch.nn.init.constant_(model.bias, number)
     return {"model": model, **state_of(0, number)}
 
 
@@ -168,7 +169,7 @@ def wait_until(is_so: Callable[[], object]) -> None:
 def test_a_trainer_that_is_killed_during_an_upload_leaves_it_to_the_writer(
     url: str, options: dict[str, Any], s3_proxy: FaultProxy, rank_server: ForkServer
 ) -> None:
-    slow = s3_proxy.delay(lambda one: is_piece(one) and one.name.startswith("state."), 3.0)
+    slow = s3_proxy.delay(lambda one: is_piece(one) and one.name.startswith("state."), 5.0)
     with rank_server.start(take_asynchronously, url, options) as trainer:
         trainer.recv(60.0)
         wait_until(lambda: slow.met)
@@ -183,7 +184,7 @@ def test_a_trainer_that_is_killed_during_an_upload_leaves_it_to_the_writer(
 def test_a_writer_that_is_killed_during_an_upload_is_told_and_the_next_take_goes_on(
     url: str, options: dict[str, Any], s3_proxy: FaultProxy, rank_server: ForkServer
 ) -> None:
-    slow = s3_proxy.delay(lambda one: is_piece(one) and one.name.startswith("state."), 3.0)
+    slow = s3_proxy.delay(lambda one: is_piece(one) and one.name.startswith("state."), 5.0)
     with rank_server.start(take_asynchronously, url, options) as trainer:
         trainer.recv(60.0)
         wait_until(lambda: slow.met and s3_proxy.puts("model.safetensors."))
