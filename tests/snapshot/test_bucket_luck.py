@@ -125,7 +125,7 @@ def test_a_rank_that_dies_at_a_request_leaves_the_snapshot_or_none(
     Snapshot(url, storage_options=options).verify()
 
 
-# --- the trainer of an asynchronous take is killed, or its writer ------------------------------------------------------
+# --- the trainer of an asynchronous take is killed, or its writer -----------------------------------------------------
 
 
 def two_files(number: float) -> dict[str, Any]:

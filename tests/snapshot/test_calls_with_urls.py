@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from memstore.deferred_init import deferred_init, materialize_module
 from memstore.errors import AlreadyExistsError, CorruptionError, NoSnapshotError
 from memstore.snapshot.buckets import open_bucket, parse_url
 from memstore.snapshot.objects import ObjectStorage
+from tests.documents.pages import snippets
 from tests.ranks.launcher import Ranks
 from tests.support.equality import assert_same
 
@@ -142,6 +144,59 @@ def test_a_store_gets_a_copy(url: str, taken: dict[str, Any], store: memstore.St
     assert torch.equal(store.get("view")["model"]["weight"], taken["model"].weight)
     run("put", store.root, "copy", url)
     assert torch.equal(store.get("copy")["model"]["weight"], taken["model"].weight)
+
+
+def _deferred(run: str) -> dict[str, Any]:
+    Snapshot.take(f"{run}/step-7", {"model": torch.nn.Linear(3, 2)})
+    return {"fresh": deferred_init(torch.nn.Linear, 3, 2), "materialize_module": materialize_module}
+
+
+def _dcp(_: str) -> dict[str, Any]:
+    import torch.distributed.checkpoint as dcp
+
+    from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
+
+    given = [LoadPlanner, SavePlanner, StorageReader, StorageWriter]
+    return {"torch_dcp": dcp, "dcp": dcp, "state": {"w": torch.ones(9)}, **{one.__name__: one for one in given}}
+
+
+def _saved_file(_: str) -> dict[str, Any]:
+    torch.save(torch.nn.Linear(3, 2).state_dict(), "model.pt")
+    return {}
+
+
+def _run(run: str) -> dict[str, Any]:
+    with CheckpointManager(run, async_=False) as manager:
+        manager.save(100, {"progress": StateDict(step=100)})
+    return {}
+
+
+BEFORE: dict[str, Callable[[str], dict[str, Any]]] = {  # what a page has made before its snippet with a bucket
+    "docs/coming-from/torchsnapshot.md": lambda _: {},
+    "docs/coming-from/dcp.md": _dcp,
+    "docs/dcp.md": _dcp,
+    "docs/deferred-init.md": _deferred,
+    "docs/convert.md": _saved_file,
+    "docs/command-line.md": _run,
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("page", BEFORE)
+def test_what_pages_do_in_a_bucket_runs(page: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers of all other snippets have no server."""
+    monkeypatch.chdir(tmp_path)
+    names = BEFORE[page](url)
+    found = [one for one in snippets(ROOT / page) if one.not_run == "it needs a bucket"]
+    assert found
+    for one in found:
+        code = one.code.replace("s3://bucket/run", url)
+        if one.language == "python":
+            exec(compile(code, one.place, "exec"), names)
+            continue
+        for line in code.splitlines():
+            result = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:])
+            assert result.exit_code == 0, (line, result.output, result.exception)
 
 
 def _take_and_restore(url: str, options: dict[str, Any]) -> Any:
