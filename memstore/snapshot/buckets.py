@@ -505,7 +505,9 @@ def error_of(url: BucketUrl, place: str, error: Exception) -> MemstoreError | OS
             "what was uploaded so far is used then",
             path=place,
         )
-    if "UnknownConfigurationKey" in kind or "Account must be specified" in text:
+    if "Account must be specified" in text:
+        return CredentialsError(f"{place}: no account was given: {_say_credentials(url)}")
+    if "UnknownConfigurationKey" in kind:
         return UnsupportedValueError(f"{place}: {text:.300}: {_say_credentials(url)}")
     failure = f"it answered {said}" if status else f"it can't be reached: {_cause_of(text)}"
     code_of = errno.ETIMEDOUT if "timed out" in str(error) or "TimedOut" in str(error) else errno.EIO

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 import warnings
@@ -17,6 +19,7 @@ from memstore.errors import MemstoreError, NoSnapshotError, PermissionDeniedErro
 from memstore.snapshot.buckets import open_bucket, parse_url
 from memstore.snapshot.manifest import MANIFEST
 from tests.support.buckets import FaultProxy, Request
+from tests.support.fork_server import ForkServer
 
 
 def objects_of(step: int = 0) -> dict[str, Any]:
@@ -247,3 +250,33 @@ def test_whoever_may_not_write_restores_without_a_lease(
     s3_proxy.fail(is_lease, 403, "AccessDenied")
     assert manager.restore(objects_of()) == 1
     assert "without a lease" in caplog.text
+
+
+def save_until_stopped(channel: Any, url: str, options: dict[str, Any]) -> None:
+    app_state = objects_of()
+    with CheckpointManager(url, save_every=1000, storage_options=options) as manager:
+        manager.save_on_signal()
+        for step in range(1, 100_000):
+            app_state["progress"]["step"] = step
+            manager.save(step, app_state)
+            if step == 5:
+                channel.send(step)
+            if manager.stopping:
+                break
+            time.sleep(0.01)
+    channel.send(step)
+
+
+@pytest.mark.full
+def test_a_signal_saves_the_next_step_into_a_bucket(
+    url: str, s3_options: dict[str, Any], rank_server: ForkServer
+) -> None:
+    with rank_server.start(save_until_stopped, url, s3_options) as trainer:
+        assert trainer.recv(60.0) == 5
+        os.kill(trainer.pid, signal.SIGTERM)
+        stopped = trainer.recv(60.0)
+        assert trainer.wait(timeout=60.0) == 0
+    found = objects_of(1)
+    manager = CheckpointManager(url, storage_options=s3_options)
+    assert manager.steps() == [stopped]
+    assert manager.restore(found) == found["progress"]["step"] == stopped

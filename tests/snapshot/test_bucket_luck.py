@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 
 import memstore
 from memstore import CheckpointManager, Snapshot, StateDict
-from memstore.errors import CredentialsError, MemstoreError, NoBucketError, NoSnapshotError
+from memstore.errors import CredentialsError, MemstoreError, NoBucketError, NoSnapshotError, UnknownOutcomeError
 from memstore.snapshot import buckets, objects
 from memstore.snapshot.chunks import CHUNK
 from memstore.snapshot.manifest import MANIFEST, load_manifest, sums_name
@@ -123,6 +125,77 @@ def test_a_rank_that_dies_at_a_request_leaves_the_snapshot_or_none(
     Snapshot(url, storage_options=options).verify()
 
 
+# --- the trainer of an asynchronous take is killed, or its writer -----------------------------------------------------
+
+
+def two_files(number: float) -> dict[str, Any]:
+    model = torch.nn.Linear(30, 20)
+    torch.nn.init.constant_(model.weight, number)
+    torch.nn.init.constant_(model.bias, number)
+    return {"model": model, **state_of(0, number)}
+
+
+def take_asynchronously(channel: Any, url: str, options: dict[str, Any]) -> None:
+    """Tells who writes; then kills it when it is told to, and takes again."""
+    pending = Snapshot.async_take(url, two_files(1.0), storage_options=options)
+    writer = pending._take._tiers[0]._write.writer
+    channel.send(writer)
+    channel.recv()
+    os.kill(writer, signal.SIGKILL)
+    try:
+        pending.wait(100.0)
+    except MemstoreError as error:
+        channel.send(error)
+    Snapshot.async_take(url, two_files(1.0), storage_options=options).wait(100.0)
+    channel.send("taken")
+
+
+def check_two_files(url: str, options: dict[str, Any]) -> None:
+    Snapshot(url, storage_options=options).verify()
+    found = two_files(-1.0)
+    Snapshot(url, storage_options=options).restore(found)
+    assert found["state"]["number"] == 1.0
+    assert found["model"].weight.unique().tolist() == [1.0]
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 100.0
+    while not is_so():
+        assert time.monotonic() < deadline, "this didn't come"
+        time.sleep(0.02)
+
+
+@pytest.mark.full
+def test_a_trainer_that_is_killed_during_an_upload_leaves_it_to_the_writer(
+    url: str, options: dict[str, Any], s3_proxy: FaultProxy, rank_server: ForkServer
+) -> None:
+    slow = s3_proxy.delay(lambda one: is_piece(one) and one.name.startswith("state."), 5.0)
+    with rank_server.start(take_asynchronously, url, options) as trainer:
+        trainer.recv(60.0)
+        wait_until(lambda: slow.met)
+        trainer.kill()
+        assert trainer.wait(timeout=60.0) == -signal.SIGKILL
+    assert MANIFEST not in ObjectStorage(url, options).names()
+    wait_until(lambda: MANIFEST in ObjectStorage(url, options).names())
+    check_two_files(url, options)
+
+
+@pytest.mark.full
+def test_a_writer_that_is_killed_during_an_upload_is_told_and_the_next_take_goes_on(
+    url: str, options: dict[str, Any], s3_proxy: FaultProxy, rank_server: ForkServer
+) -> None:
+    slow = s3_proxy.delay(lambda one: is_piece(one) and one.name.startswith("state."), 5.0)
+    with rank_server.start(take_asynchronously, url, options) as trainer:
+        trainer.recv(60.0)
+        wait_until(lambda: slow.met and s3_proxy.puts("model.safetensors."))
+        trainer.send("kill it")
+        error = trainer.recv(100.0)
+        assert isinstance(error, UnknownOutcomeError) and "killed by signal 9" in str(error), error
+        assert trainer.recv(100.0) == "taken"
+    assert len(s3_proxy.puts("model.safetensors.")) == 1  # it was there
+    check_two_files(url, options)
+
+
 # --- a manager is killed while it removes, and two managers have one root ---------------------------------------------
 
 
@@ -134,7 +207,6 @@ def save_and_die(_: object, url: str, options: dict[str, Any], request: int) -> 
     os._exit(7)
 
 
-@pytest.mark.full
 @pytest.mark.full
 def test_a_manager_that_is_killed_at_any_request_leaves_a_whole_step(
     url: str, options: dict[str, Any], rank_server: ForkServer

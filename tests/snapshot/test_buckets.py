@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,22 @@ def test_a_part_is_read_by_its_ranges(url: str, options: dict[str, Any], s3_prox
     Snapshot(url, storage_options=options).restore({"state": StateDict(weight=quarter)})
     assert torch.equal(quarter.local, weight[1536:3072])
     assert s3_proxy.fetched < 1.05 * quarter.local.nbytes + (64 << 10)
+
+
+@pytest.mark.parametrize(("gap", "requests"), [((256 << 10) - 1, 1), ((256 << 10) + 1, 2)])
+def test_ranges_near_each_other_are_one_request(
+    gap: int, requests: int, url: str, options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    storage = ObjectStorage(url, options)
+    data = np.random.default_rng(0).bytes(1 << 20)
+    sums = storage.write("x", len(data), [FilePart(0, data)], durable=True)
+    storage.know([_file("x", len(data), sums)])
+    s3_proxy.clear()
+    first, second = bytearray(1000), bytearray(1000)
+    storage.read("x", [FilePart(500, first), FilePart(1500 + gap, second)], sums=sums)
+    assert (first, second) == (data[500:1500], data[1500 + gap : 2500 + gap])
+    assert [one.method for one in s3_proxy.requests] == ["GET"] * requests
+    assert s3_proxy.fetched == (2000 + gap if requests == 1 else 2000)
 
 
 def test_a_view_says_when_its_snapshot_is_gone(url: str, options: dict[str, Any]) -> None:
@@ -523,6 +541,46 @@ def test_no_answer_ends_in_time(url: str) -> None:
     with pytest.raises(StorageError, match="can't be reached") as caught:
         Snapshot.take(url, state(), storage_options=given)
     assert caught.value.path is not None and url in caught.value.path
+
+
+@pytest.mark.parametrize("fault", ["cut", "silent"])
+@pytest.mark.parametrize("method", ["PUT", "GET"])
+def test_what_fails_for_ever_ends_in_the_given_time_and_names_the_url(
+    method: str, fault: str, url: str, options: dict[str, Any], s3_proxy: FaultProxy
+) -> None:
+    given = {**options, "request_timeout": 0.5, "retry_timeout": 0.5}
+    Snapshot.take(url, state(), storage_options=options)
+
+    def is_met(request: Request) -> bool:
+        return request.method == method and ".safetensors." in request.name
+
+    if fault == "cut":
+        s3_proxy.cut(is_met, times=1000)
+    else:
+        s3_proxy.delay(is_met, 30.0, times=1000)
+    started = time.monotonic()
+    with pytest.raises(StorageError, match=f"{url}.*safetensors") as caught:
+        if method == "PUT":
+            Snapshot.take(url + "b", state(), storage_options=given)
+        else:
+            Snapshot(url, storage_options=given).restore(state())
+    assert type(caught.value) is StorageError
+    assert time.monotonic() - started < 20.0  # and not 30: a busy machine may need some of it
+    assert not is_there(url + "b", options)
+
+
+def test_a_server_that_takes_connections_and_never_answers_is_given_up(url: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        given = options_for(f"http://127.0.0.1:{silent.getsockname()[1]}", request_timeout=0.5, retry_timeout=0.1)
+        for call in (
+            lambda: Snapshot.take(url, state(), storage_options=given),
+            lambda: Snapshot(url, storage_options=given).restore(state()),
+            lambda: Snapshot(url, storage_options=given).verify(),
+        ):
+            started = time.monotonic()
+            with pytest.raises(StorageError, match=url):
+                call()
+            assert time.monotonic() - started < 20.0
 
 
 def test_missing_credentials_are_told_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

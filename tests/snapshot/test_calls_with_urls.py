@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,6 +27,7 @@ from memstore.deferred_init import deferred_init, materialize_module
 from memstore.errors import AlreadyExistsError, CorruptionError, NoSnapshotError
 from memstore.snapshot.buckets import open_bucket, parse_url
 from memstore.snapshot.objects import ObjectStorage
+from tests.documents.pages import snippets
 from tests.ranks.launcher import Ranks
 from tests.support.equality import assert_same
 
@@ -57,6 +60,18 @@ def test_commands_take_urls(url: str) -> None:
     assert run("snapshot", "prune", url)["kept"] == 1
     assert run("snapshot", "prune", url, "--older-than", "0")["objects"] == 1
     assert run("snapshot", "verify", url)["ok"]
+
+
+def test_a_copy_comes_from_a_url_and_goes_to_one(url: str, taken: dict[str, Any], tmp_path: Path) -> None:
+    folder = str(tmp_path / "copied")
+    for source, target in ((url, folder), (folder, url + "b"), (url + "b", url + "c")):
+        run("snapshot", "copy", source, target)
+        assert run("snapshot", "diff", url, target) == []
+        assert run("snapshot", "verify", target)["ok"]
+    assert torch.equal(Snapshot(url + "c").read_object("0/model/weight"), taken["model"].weight)
+    result = CliRunner().invoke(cli, ["snapshot", "copy", folder, url + "b"])
+    assert isinstance(result.exception, AlreadyExistsError)
+    assert url + "b" in str(result.exception)
 
 
 def test_prune_is_for_urls(root: str) -> None:
@@ -131,6 +146,59 @@ def test_a_store_gets_a_copy(url: str, taken: dict[str, Any], store: memstore.St
     assert torch.equal(store.get("copy")["model"]["weight"], taken["model"].weight)
 
 
+def _deferred(run: str) -> dict[str, Any]:
+    Snapshot.take(f"{run}/step-7", {"model": torch.nn.Linear(3, 2)})
+    return {"fresh": deferred_init(torch.nn.Linear, 3, 2), "materialize_module": materialize_module}
+
+
+def _dcp(_: str) -> dict[str, Any]:
+    import torch.distributed.checkpoint as dcp
+
+    from memstore.integrations.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter
+
+    given = [LoadPlanner, SavePlanner, StorageReader, StorageWriter]
+    return {"torch_dcp": dcp, "dcp": dcp, "state": {"w": torch.ones(9)}, **{one.__name__: one for one in given}}
+
+
+def _saved_file(_: str) -> dict[str, Any]:
+    torch.save(torch.nn.Linear(3, 2).state_dict(), "model.pt")
+    return {}
+
+
+def _run(run: str) -> dict[str, Any]:
+    with CheckpointManager(run, async_=False) as manager:
+        manager.save(100, {"progress": StateDict(step=100)})
+    return {}
+
+
+BEFORE: dict[str, Callable[[str], dict[str, Any]]] = {  # what a page has made before its snippet with a bucket
+    "docs/coming-from/torchsnapshot.md": lambda _: {},
+    "docs/coming-from/dcp.md": _dcp,
+    "docs/dcp.md": _dcp,
+    "docs/deferred-init.md": _deferred,
+    "docs/convert.md": _saved_file,
+    "docs/command-line.md": _run,
+}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("page", BEFORE)
+def test_what_pages_do_in_a_bucket_runs(page: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers of all other snippets have no server."""
+    monkeypatch.chdir(tmp_path)
+    names = BEFORE[page](url)
+    found = [one for one in snippets(ROOT / page) if one.not_run == "it needs a bucket"]
+    assert found
+    for one in found:
+        code = one.code.replace("s3://bucket/run", url)
+        if one.language == "python":
+            exec(compile(code, one.place, "exec"), names)
+            continue
+        for line in code.splitlines():
+            result = CliRunner().invoke(cli, shlex.split(line, comments=True)[1:])
+            assert result.exit_code == 0, (line, result.output, result.exception)
+
+
 def _take_and_restore(url: str, options: dict[str, Any]) -> Any:
     rank = dist.get_rank()
     both = torch.arange(6.0)
@@ -199,6 +267,33 @@ def test_other_calls_refuse_urls_in_words(
     with pytest.raises(ValueError, match=r"URL|storage|bucket|folder of this host"):
         REFUSALS[call](store, url)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["take", "async_take"])
+def test_of_memory_a_disk_and_a_bucket_the_first_that_is_left_is_restored(
+    asynchronous: bool, url: str, root: str, tmp_path: Path
+) -> None:
+    app_state: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=7)}
+    memory, tiers = f"{root}-memory", [str(tmp_path / "disk"), url]
+    if asynchronous:
+        pending = Snapshot.async_take(memory, app_state, then=tiers)
+        snapshot = pending.wait(60.0)
+        assert [(tier.path, tier.state) for tier in pending.status()] == [
+            (place, "whole") for place in (memory, *tiers)
+        ]
+    else:
+        snapshot = Snapshot.take(memory, app_state, then=tiers)
+    assert (snapshot.path, list(snapshot.then)) == (memory, tiers)
+    for place in (memory, *tiers):
+        Snapshot(place).verify()
+        found: dict[str, Any] = {"model": torch.nn.Linear(3, 2), "progress": StateDict(step=0)}
+        again = Snapshot(memory, then=tiers)
+        again.restore(found)
+        assert again._open().path == place
+        assert found["progress"]["step"] == 7
+        assert torch.equal(found["model"].weight, app_state["model"].weight)
+        if place != url:
+            shutil.rmtree(place)
 
 
 def test_tiers_end_in_a_bucket_and_copies_go_there(url: str, root: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -176,3 +178,26 @@ def test_what_is_missing_or_refused_is_typed(cloud: Cloud) -> None:
     cloud.proxy.fail(lambda one: one.method == "PUT", 403, "AccessDenied", times=9)
     with pytest.raises(PermissionDeniedError, match="storage.objects.create|Blob Data Contributor"):
         Snapshot.take(cloud.at("b"), state(), storage_options=cloud.options)
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "says"),
+    [
+        ("gs://bucket/a", {}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://bucket/a", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
+        ("az://bucket/a", {"account_name": "name"}, "AZURE_STORAGE_ACCOUNT_KEY"),
+    ],
+)
+def test_missing_credentials_are_told(
+    url: str, given: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are looked for at an address of the cloud around this host: here there is none."""
+    for name in [name for name in os.environ if name.startswith(("AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    nowhere = {"request_timeout": 1.0, "retry_timeout": 0.2, "client_options": {"proxy_url": "http://127.0.0.1:9"}}
+    for call in (lambda: Snapshot.take(url, state(), storage_options={**nowhere, **given}),
+                 lambda: Snapshot(url, storage_options={**nowhere, **given}).restore(state())):  # fmt: skip
+        with pytest.raises(CredentialsError, match=says) as caught:
+            call()
+        assert url in str(caught.value)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -19,6 +21,7 @@ from tests.support.buckets import KEYS, options_for
 from tests.support.sink import SinkServer
 
 OURS, BARE, FSSPEC = "memstore", "bare puts of 64 MiB", "DCP with its FsspecWriter"
+TORCHSNAPSHOT = "torchsnapshot with its S3 plugin"
 PIECE, AT_ONCE = 64 << 20, 8
 MOST_ROUNDS = 5
 RANKS, ROWS = 4, 64
@@ -37,7 +40,7 @@ def measure(session: Session) -> Workload:
         found = _compare_takes(total, tensors, rounds, absent)
         series.append(found)
         what = f"{size} put into a bucket as {tensors} tensors"
-        goals += [at_most(what, found, 1.25, BARE), *times_faster(what, found, 1.5, [FSSPEC])]
+        goals += [at_most(what, found, 1.25, BARE), *times_faster(what, found, 1.5, [FSSPEC, TORCHSNAPSHOT])]
     increments, bytes_of = _increments(total, rounds)
     fetched = _reads(total)
     series += [increments, Series("bytes", f"bytes on the way, of {size}", "B", [*bytes_of, *fetched])]
@@ -66,7 +69,7 @@ def _state(total: int, tensors: int) -> dict[str, torch.Tensor]:
 
 def _contestant(name: str, role: Any, put: Put, rounds: int) -> Contestant:
     numbers = count()
-    return Contestant(name, role, lambda: put(f"{role}-{next(numbers)}"), most=rounds + WARM_UP_CALLS)
+    return Contestant(name, role, lambda: put(f"{name.split()[0]}-{next(numbers)}"), most=rounds + WARM_UP_CALLS)
 
 
 def _compare_takes(total: int, tensors: int, rounds: int, absent: list[Absent]) -> Series:
@@ -78,11 +81,14 @@ def _compare_takes(total: int, tensors: int, rounds: int, absent: list[Absent]) 
             _contestant(OURS, "memstore", lambda name: _take(f"s3://bucket/{name}", state, options), rounds),
             _contestant(BARE, "limit", _bare(server.url, total), rounds),
         ]
-        with_dcp = _dcp(server.url, state)
-        if with_dcp is not None:
-            contestants.append(_contestant(FSSPEC, "peer", with_dcp, rounds))
-        elif not absent:
-            absent.append(Absent(FSSPEC, "s3fs isn't installed"))
+        for name, lacks, put in (
+            (FSSPEC, "s3fs isn't installed", _dcp(server.url, state)),
+            (TORCHSNAPSHOT, "torchsnapshot or aiobotocore isn't installed", _torchsnapshot(server.url, state)),
+        ):
+            if put is not None:
+                contestants.append(_contestant(name, "peer", put, rounds))
+            elif all(one.name != name for one in absent):
+                absent.append(Absent(name, lacks))
         title = f"{total >> 20} MiB as {tensors} tensors, put into a bucket"
         return compare(f"take-{tensors}", title, contestants, rounds=rounds, reference=OURS)
     finally:
@@ -124,6 +130,28 @@ def _dcp(url: str, state: dict[str, torch.Tensor]) -> Put | None:
     def put(name: str) -> None:
         writer = fsspec_filesystem.FsspecWriter(f"s3://bucket/{name}", thread_count=AT_ONCE, **given)
         dcp.save(dict(state), storage_writer=writer, no_dist=True)
+
+    return put
+
+
+def _torchsnapshot(url: str, state: dict[str, torch.Tensor]) -> Put | None:
+    """Its plugin looks at no `storage_options`: the environment says where the service is."""
+    try:
+        library = importlib.import_module("torchsnapshot")
+        importlib.import_module("aiobotocore")
+    except ImportError:
+        return None
+    app_state = {"state": library.StateDict(**state)}
+    given = {
+        "AWS_ACCESS_KEY_ID": KEYS["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": KEYS["secret_access_key"],
+        "AWS_DEFAULT_REGION": KEYS["region"],
+        "AWS_ENDPOINT_URL": url,
+    }
+
+    def put(name: str) -> None:
+        with mock.patch.dict(os.environ, given):
+            library.Snapshot.take(f"s3://bucket/{name}", app_state)
 
     return put
 
