@@ -70,10 +70,10 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
 # --- functions that ranks run -----------------------------------------------------------------------------------------
 
 
-def put_matrix(root: str, names: Sequence[str]) -> Any:
+def put_matrix(root: str, names: Sequence[str], dtype: torch.dtype | None = None) -> Any:
     value = {case.name: sharded(case) for case in CASES if case.name in names}
     with memstore.open(root) as store:
-        return store.put_sharded("key", value)
+        return store.put_sharded("key", value, dtype=dtype)
 
 
 def get_into_matrix(root: str, layouts: dict[str, Case]) -> None:

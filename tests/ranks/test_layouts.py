@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import torch
 
 import memstore
 from tests.ranks import layouts
@@ -20,6 +21,19 @@ def test_every_layout_comes_back_whole(root: str, ranks4: Ranks) -> None:
         found = store.get("key")
         for case in layouts.CASES:
             assert layouts.is_same(found[case.name], layouts.whole(case)), case
+
+
+def test_layouts_of_two_dimensions_are_cast_by_the_ranks_that_put_them(root: str, ranks4: Ranks) -> None:
+    cases = [case for case in layouts.CASES if case.mesh == (2, 2)]
+    assert any(layouts.Replicate() in case.placements for case in cases) and len(cases) > 4
+    ranks4.run(layouts.put_matrix, root, [case.name for case in cases], torch.bfloat16)
+    with memstore.open(root) as store:
+        found = store.get("key")
+        for case in cases:
+            assert layouts.is_same(found[case.name], layouts.whole(case).to(torch.bfloat16)), case
+        wanted = {case.name: case._replace(dtype=torch.bfloat16, placements=case.placements[::-1]) for case in cases
+                  if "strided" not in case.name}  # fmt: skip
+    ranks4.run(layouts.get_into_matrix, root, wanted)
 
 
 def other_layouts(case: layouts.Case, world_size: int) -> list[layouts.Case]:

@@ -151,6 +151,42 @@ def test_with_a_spare_module_nobody_waits(store: memstore.Store) -> None:
         assert follower.wait(newer_than=base + 2, timeout=PATIENCE) == base + 3
 
 
+@pytest.mark.embedded
+@pytest.mark.parametrize("has_spare", [False, True])
+def test_requests_wait_for_no_more_than_the_copy(store: memstore.Store, has_spare: bool) -> None:
+    slow, slack = 1.5, 0.7
+    waits: list[float] = []
+    copies: list[float] = []
+    is_over = threading.Event()
+
+    def serve() -> None:
+        while not is_over.is_set():
+            began = time.monotonic()
+            with follower.use():
+                waits.append(time.monotonic() - began)
+            time.sleep(1e-3)
+
+    def note(version: int) -> None:  # what else a load does may take long
+        copies.append(follower.status().copied)
+        time.sleep(slow)
+
+    spare = Layers(width=512) if has_spare else None
+    with memstore.follow(store, "policy", Layers(width=512), spare=spare, on_version=note) as follower:
+        first = put(store, 1.0, 512)  # from here on there is a follower, whom note asks
+        follower.wait(timeout=PATIENCE)
+        threads = [threading.Thread(target=serve) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        put(store, 2.0, 512)
+        follower.wait(newer_than=first, timeout=PATIENCE)
+        until(lambda: len(copies) == 2)
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert len(waits) > 20
+    assert max(waits) < slack + (0.0 if has_spare else max(copies))
+
+
 def test_a_version_that_does_not_fit_is_left_out(store: memstore.Store, caplog: pytest.LogCaptureFixture) -> None:
     base = put(store, 1.0) - 1
     with memstore.follow(store, "policy", Layers()) as follower:

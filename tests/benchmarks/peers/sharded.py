@@ -182,5 +182,8 @@ class TorchStore(ShardedPeer):
         try:
             found = importlib.metadata.version("torchstore")
         except importlib.metadata.PackageNotFoundError:
-            return "not installed: torchstore 0.1.2 needs torch 2.9.0; the workload torchstore has its main branch"
+            return (
+                "not installed: torchstore 0.1.2 needs torch 2.9.0; the workload torchstore measures a checkout of its "
+                "main branch, which TORCHSTORE_CHECKOUT names"
+            )
         return f"torchstore {found} is installed, and nobody has written how to measure it"

@@ -31,6 +31,7 @@ def measure(session: Session) -> Workload:
     whole = _samples(handing, woken, lambda lap: lap.filled - lap.start)
     put = _samples(kept, late, lambda lap: lap.published - lap.start)
     fill = _samples(kept, late, lambda lap: lap.filled - lap.published)
+    update = Samples([[lap.filled - lap.published] for lap in woken[StoreShards.id]])
     series = [
         _series("update", "from the begin of the trainer's call until the worker has filled", handing, whole),
         _series("publish", "the trainer's call", kept, put),
@@ -49,6 +50,14 @@ def measure(session: Session) -> Workload:
             *times_faster(f"{size} of weights, {series[0].title}", series[0], 2),
             _against_memcpy(f"{size} of weights, {series[1].title}", put, 1.2),
             _against_memcpy(f"{size} of weights, {series[2].title}", fill, 1.15),
+            Goal(
+                f"{size} of weights, a late worker's fill, against one that has waited",
+                fill[StoreShards.id].ratio_to(update),
+                "<=",
+                1.3,
+                "x",
+                limit=Beside("from the end of the trainer's call", median(update.all())),
+            ),
         ],
         absent=absent,
     )

@@ -90,7 +90,7 @@ class Silent:
 
 
 def as_trainer(root: str, rank: int, world_size: int, meeting: str) -> dict[str, Any]:
-    """Puts a sharded model, whose tensors nobody gathers."""
+    """Puts a sharded model, whose tensors nobody gathers, and which is cast on the way."""
     from vllm.distributed.weight_transfer import ModuleSource
 
     from memstore.integrations.vllm import MemstoreTrainer, MemstoreTrainerInitInfo
@@ -101,11 +101,11 @@ def as_trainer(root: str, rank: int, world_size: int, meeting: str) -> dict[str,
 
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     client = Silent()
-    info = MemstoreTrainerInitInfo(root, key="policy", rank=rank)
+    info = MemstoreTrainerInitInfo(root, key="policy", rank=rank, dtype="bfloat16")
     engine = MemstoreTrainer.trainer_init(info, client=client, source=Local(Sharded()))
     rounds = [engine.send_weights(), engine.send_weights(changed=["mixed"])]
     value = engine.store.get("policy")
-    expected = torch.arange(7 * 5, dtype=torch.float32).reshape(7, 5)
+    expected = torch.arange(7 * 5, dtype=torch.bfloat16).reshape(7, 5)
     names = ("rows", "both", "mixed", "copies")
     found = {
         "rounds": rounds,

@@ -73,8 +73,9 @@ def test_ranks_of_workers_read_their_slices_and_take_one_version(root: str) -> N
 
 
 @pytest.mark.timeout(900)
-def test_ranks_of_a_trainer_put_their_own_shards(root: str) -> None:
-    found = results(start("trainers", root, 2))
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_of_a_trainer_put_their_own_shards(root: str, count: int) -> None:
+    found = results(start("trainers", root, count))
     assert all(one["whole"] and one["changed"] for one in found)
     rounds = found[0]["rounds"]
     assert all(one["rounds"] == rounds for one in found)

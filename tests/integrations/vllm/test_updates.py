@@ -10,7 +10,19 @@ import pytest
 import torch
 
 import memstore
-from tests.integrations.vllm.engines import LAYERS, Engine, Offline, Trained, everywhere, names, numbers, served, worker
+from tests.documents.pages import ROOT, snippets
+from tests.integrations.vllm.engines import (
+    LAYERS,
+    WIDTH,
+    Engine,
+    Offline,
+    Trained,
+    everywhere,
+    names,
+    numbers,
+    served,
+    worker,
+)
 
 from vllm.distributed.weight_transfer import (  # isort: skip
     HTTPVLLMWeightSyncClient,
@@ -83,6 +95,28 @@ def test_over_http(root: str) -> None:
         ]  # fmt: skip
         assert sender.store.info("weights").leaves[0].dtype == torch.bfloat16
         sender.shutdown()
+    one.weight_transfer_engine.shutdown()
+
+
+def test_the_pages_run_as_they_stand(root: str) -> None:
+    pages = ("docs/serving.md", "docs/coming-from/vllm.md")
+    found = [one for page in pages for one in snippets(ROOT / page) if "make test-vllm runs it" in (one.not_run or "")]
+    one, model = worker(), Trained()
+    steps, opened = iter((1.0, 2.0)), list[Any]()
+    with served(Engine(one)) as address:
+        known: dict[str, Any] = {"rank": 0, "steps": 2, "model": model, "train": lambda one: one.fill(next(steps))}
+        for snippet, number in zip(found, (2.0, 3.0, 4.0), strict=True):
+            code = snippet.code.replace("http://localhost:8000", address)
+            for folder in ("/dev/shm/serving", "/dev/shm/trained"):
+                code = code.replace(folder, root)
+            model.fill(number)
+            exec(code, known)
+            assert everywhere(llm_model(one)) == {number}, snippet.place
+            known["store"] = known["engine"].store
+            if "trainer_init" in code:
+                opened.append(known["engine"])
+    for engine in opened:
+        engine.shutdown()
     one.weight_transfer_engine.shutdown()
 
 
@@ -172,6 +206,28 @@ def test_what_has_changed_is_sent_alone(root: str) -> None:
     sender.shutdown()
     for each in (one, late):
         each.weight_transfer_engine.shutdown()
+
+
+def test_merged_adapters_are_sent_as_weights(root: str) -> None:
+    one, model = worker(), Trained(1.0)
+    sender = trainer(root, model, LocalClient(Offline(one)))
+    sender.send_weights()
+    adapted = [layer.q_proj.weight for layer in model.layers.children()]
+    rank2 = torch.full((WIDTH, 2), 2.0) @ torch.full((2, WIDTH), 0.5)
+    with torch.no_grad():
+        for weight in adapted:
+            weight += rank2
+    assert sender.send_weights(changed=lambda name: "q_proj" in name) == Round(1, 2)
+    for layer in llm_model(one).layers:
+        assert torch.equal(layer.qkv.weight[:WIDTH], torch.full((WIDTH, WIDTH), 3.0))
+        assert layer.qkv.weight[WIDTH:].unique().tolist() == [1.0], "what has no adapter"
+    with torch.no_grad():
+        for weight in adapted:
+            weight -= rank2
+    sender.send_weights(changed=lambda name: "q_proj" in name)
+    assert everywhere(llm_model(one)) == {1.0}
+    sender.shutdown()
+    one.weight_transfer_engine.shutdown()
 
 
 def test_a_round_that_is_replaced_meanwhile_is_loaded_whole(root: str) -> None:
