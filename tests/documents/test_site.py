@@ -97,6 +97,18 @@ def test_every_method_of_what_people_use_most_is_shown(name: str) -> None:
     assert [one for one in methods if not inspect.getdoc(getattr(cls, one))] == [], "without a docstring none is shown"
 
 
+def test_the_page_of_stores_begins_with_put_and_get_and_sums_up_all_methods() -> None:
+    """Methods stand there in the order of the source."""
+    own = [name for name, one in vars(memstore.Store).items() if callable(one) and not name.startswith("_")]
+    assert own[:2] == ["put", "get"]
+    text = (DOCS / "api/store.rst").read_text()
+    above, _, shown = text.partition(".. autoclass:: memstore.Store\n")
+    named = re.findall(r":meth:`~memstore\.Store\.(\w+)`", above)
+    assert named[:2] == ["put", "get"] and len(named) == len(set(named))
+    assert set(named) == set(wanted_methods("Store"))
+    assert "__getitem__" in shown, "dunders come last"
+
+
 def test_arguments_are_hidden_only_where_nobody_passes_any() -> None:
     """docs/site/signatures.py shows a class without arguments if its docstring says what makes it."""
     made = {name for name in CLASSES if "Made by `" in attrgetter(name)(memstore).__doc__}
