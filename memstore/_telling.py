@@ -11,6 +11,7 @@ import logging
 from collections.abc import Generator
 from time import perf_counter
 from typing import NamedTuple, Protocol
+from weakref import WeakSet
 
 _log = logging.getLogger("memstore")
 
@@ -54,6 +55,28 @@ class _Listening:
 
 
 listening = _Listening()
+
+
+class Followed(Protocol):
+    """A follower of this process, as `memstore.metrics` sees it.
+
+    Attributes:
+        root: the path of the store.
+        key: that it follows.
+        is_ended: whether it was closed.
+    """
+
+    root: str
+    key: str
+    is_ended: bool
+
+    @property
+    def version(self) -> int:
+        """Returns the version that its module has; 0 if none was loaded yet."""
+        ...
+
+
+followers: WeakSet[Followed] = WeakSet()
 
 
 def is_wanted() -> bool:

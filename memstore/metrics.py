@@ -28,11 +28,11 @@ from typing import Any
 
 from memstore._arguments import seconds_of
 from memstore._info import ClusterStatus, PendingInfo, QuotaInfo, StoreStats
-from memstore._telling import Call, listening
+from memstore._telling import Call, followers, listening
 from memstore._threads import between_forks
 from memstore._wording import an_instance
 from memstore.engine import Record, command_of, index, is_served, numbers_of_rows, numbers_of_store, who_holds
-from memstore.errors import MemstoreError, MissingPackageError
+from memstore.errors import HomeUnavailableError, MemstoreError, MissingPackageError
 from memstore.listing import Keyspace, ListedEntry, UnknownKindError, entries_after, opened, outline
 
 __all__ = ["CallCount", "ScalarLogger", "calls", "count_calls", "prometheus", "scalars", "stop_calls", "trace_calls"]
@@ -168,14 +168,17 @@ def calls() -> dict[str, CallCount]:
     return _observer.counted()
 
 
+_WITHIN = 2.0  # seconds, for other hosts
+
 # --- Figures by name -------------------------------------------------------------------------------------------------
 
 
 def scalars(store: Keyspace) -> dict[str, float]:
     """Returns the figures of a store by name. It takes some milliseconds.
 
-    They are "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "pending_bytes", "versions", and for each call that
-    `count_calls` counts "calls/get", "bytes/get" and "seconds/get".
+    They are "keys", "live_bytes", "reusable_bytes", "pinned_bytes", "pending_bytes", "versions"; "lag/policy", in
+    seconds, for each key that this process follows; and for each call that `count_calls` counts "calls/get",
+    "bytes/get" and "seconds/get".
     """
     stats, numbers = store.stats(), numbers_of_store(opened(store))
     found: dict[str, float] = {
@@ -186,9 +189,25 @@ def scalars(store: Keyspace) -> dict[str, float]:
         "pending_bytes": stats.pending_bytes,
         "versions": numbers.versions,
     }
+    with contextlib.suppress(MemstoreError):  # the host that knows the key is silent
+        found |= {f"lag/{key}": lag for key, lag in _lags(store).items()}
     for name, one in calls().items():
         word = name.replace(" ", "_")
         found |= {f"calls/{word}": one.count, f"bytes/{word}": one.nbytes, f"seconds/{word}": one.seconds}
+    return found
+
+
+def _lags(store: Keyspace) -> dict[str, float]:
+    """Returns by how many seconds the followers of this process lag behind, as `FollowerStatus.lag` says it; of several
+    that follow one key, the last one."""
+    root, found = opened(store).path, dict[str, float]()
+    for one in list(followers):
+        if one.root == root and not one.is_ended:
+            version = one.version  # read first: a load between both makes a small lag, and no large one
+            newest = entries_after(store, one.key, limit=1, timeout=_WITHIN)  # the key itself sorts before longer ones
+            is_behind = bool(newest) and newest[0][0].key == one.key and newest[0][0].version != version
+            lag = max(time.time() - newest[0][0].created, 0.0) if is_behind else 0.0
+            found[one.key] = max(lag, found.get(one.key, 0.0))
     return found
 
 
@@ -262,7 +281,6 @@ def _log_of(to: Any) -> Callable[[Mapping[str, float], int], object]:
     )
 
 
-_PENDING_WITHIN = 2.0  # seconds, for other hosts
 _WRITTEN_LATELY = 60.0  # seconds
 
 
@@ -350,6 +368,7 @@ class StoreLook:
         quotas: of prefixes.
         cluster: the hosts that serve it; None: it isn't served, or they can't be asked.
         steps: of checkpoints, by folder and number.
+        lags: seconds by which followers of this process lag behind, by key.
         troubles: what could not be looked at, and why.
     """
 
@@ -363,6 +382,7 @@ class StoreLook:
     quotas: tuple[QuotaInfo, ...]
     cluster: ClusterStatus | None
     steps: tuple[StepFigures, ...]
+    lags: Mapping[str, float]
     troubles: tuple[str, ...]
 
 
@@ -378,8 +398,10 @@ def look_at(store: Keyspace, *, checkpoints: Sequence[str] = ()) -> StoreLook:
     numbers = numbers_of_store(root)
     pending: tuple[PendingInfo, ...] = ()
     cluster: ClusterStatus | None = None
+    lags: Mapping[str, float] = {}
     try:
-        pending = store.pending(timeout=_PENDING_WITHIN)
+        lags = _lags(store)
+        pending = store.pending(timeout=_WITHIN)
     except MemstoreError as error:
         troubles.append(str(error))
     if is_served(root):
@@ -417,19 +439,22 @@ def look_at(store: Keyspace, *, checkpoints: Sequence[str] = ()) -> StoreLook:
         quotas=tuple(QuotaInfo(row.prefix.decode(), row.limit, row.used) for row in index.quotas_here(root)),
         cluster=cluster,
         steps=tuple(steps),
+        lags=lags,
         troubles=tuple(troubles),
     )
 
 
-def key_page(store: Keyspace, prefix: str = "", after: str | None = None, *, limit: int = 100) -> list[KeyFigures]:
+def key_page(
+    store: Keyspace, prefix: str = "", after: str | None = None, *, limit: int = 100, timeout: float | None = None
+) -> list[KeyFigures]:
     """Returns up to `limit` keys that start with `prefix`, sorted, beyond the key `after`. Of a store on several hosts
-    they are those of all hosts.
+    they are those of all hosts, within `timeout` seconds; None: the store's.
 
     Raises InvalidKeyError, StoreClosedError, HomeUnavailableError.
     """
     root = opened(store)
     found: list[KeyFigures] = []
-    for entry, record in entries_after(store, prefix, after, limit=limit):
+    for entry, record in entries_after(store, prefix, after, limit=limit, timeout=timeout):
         capacity = rows = added = sampled = None
         if record.is_mutable:
             capacity = _capacity_of(record)
@@ -444,11 +469,12 @@ def key_page(store: Keyspace, prefix: str = "", after: str | None = None, *, lim
 
 
 def all_keys(store: Keyspace, limit: int) -> Iterator[KeyFigures]:
-    """Yields the first `limit` keys, in pages."""
+    """Yields the first `limit` keys, in pages; none more when a host that may have some doesn't answer."""
     after: str | None = None
-    while limit > 0 and (page := key_page(store, "", after, limit=min(limit, 1000))):
-        yield from page
-        after, limit = page[-1].key, limit - len(page)
+    with contextlib.suppress(HomeUnavailableError):
+        while limit > 0 and (page := key_page(store, "", after, limit=min(limit, 1000), timeout=_WITHIN)):
+            yield from page
+            after, limit = page[-1].key, limit - len(page)
 
 
 def _key_figures(
@@ -546,7 +572,14 @@ def prometheus(store: Keyspace, *, keys: int = _KEYS, checkpoints: Sequence[str]
 def prometheus_of(look: StoreLook, keys: Sequence[KeyFigures], counted: Mapping[str, CallCount]) -> str:
     """Returns a look at a store, some of its keys, and counts of calls as text for Prometheus."""
     lines: list[str] = []
-    families = (*_of_store(look), *_of_keys(keys), *_of_hosts(look), *_of_steps(look), *_of_calls(counted))
+    families = (
+        *_of_store(look),
+        *_of_keys(keys),
+        *_of_hosts(look),
+        *_of_steps(look),
+        *_of_followers(look),
+        *_of_calls(counted),
+    )
     for name, kind, text, values in families:
         told = [f"{name}{_labelled(labels)} {_number(value)}" for labels, value in values]
         if told:
@@ -669,6 +702,11 @@ def _of_steps(look: StoreLook) -> Iterator[_Family]:
     steps, times = {root: step for root, (step, _) in last.items()}, {root: at for root, (_, at) in last.items()}
     yield "memstore_checkpoint_step", "gauge", "The step that was saved last.", by_root(steps)
     yield "memstore_checkpoint_created_seconds", "gauge", "When its save began, in Unix seconds.", by_root(times)
+
+
+def _of_followers(look: StoreLook) -> Iterator[_Family]:
+    lags = [({"key": key}, lag) for key, lag in look.lags.items()]
+    yield "memstore_follower_lag_seconds", "gauge", "Seconds by which a follower of this process lags behind.", lags
 
 
 def _of_calls(counted: Mapping[str, CallCount]) -> Iterator[_Family]:

@@ -274,5 +274,5 @@ def follow(
         raise TypeError(f"lock is one that `async with` takes, as asyncio.Lock(), and not {an_instance(given)}")
     seconds = store.timeout if timeout is None else timeout
     deadline_after(seconds)
-    following = Following(key, model, spare, lock is not None, strict, cast, seconds)
+    following = Following(store.root, key, model, spare, lock is not None, strict, cast, seconds)
     return AsyncFollower(store, following, check_every(every), on_version, lock)

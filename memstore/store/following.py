@@ -30,7 +30,7 @@ import torch
 
 from memstore._arguments import encode_key, flag
 from memstore._info import FollowerStatus
-from memstore._telling import tell
+from memstore._telling import followers, tell
 from memstore._threads import PATIENCE, AbandonedError, Hooks, around_forks
 from memstore._wording import an, an_instance
 from memstore.engine import deadline_after
@@ -241,11 +241,11 @@ class Following(Generic[M]):
     """
 
     def __init__(
-        self, key: str, model: M, spare: M | None, has_lock: bool, strict: bool, casts: bool, timeout: float
+        self, root: str, key: str, model: M, spare: M | None, has_lock: bool, strict: bool, casts: bool, timeout: float
     ) -> None:
         encode_key(key)
         _check_models(model, spare, has_lock)
-        self.key, self.timeout = key, timeout
+        self.root, self.key, self.timeout = root, key, timeout
         self.options = {"strict": flag("strict", strict), "cast": flag("cast", casts)}
         self.gate = Gate([model] if spare is None else [model, spare])
         self.seen = self.loads = 0
@@ -254,6 +254,11 @@ class Following(Generic[M]):
         self.is_ended = False
         self.told = threading.Condition()
         _all.add(cast("Following[torch.nn.Module]", self))
+        followers.add(self)
+
+    @property
+    def version(self) -> int:
+        return self.gate.current.version
 
     def prepare(self, store: Store) -> Callable[[], int]:
         """Takes step 2, and returns step 4. Raises what `Store.load_model` raises."""
@@ -287,7 +292,7 @@ class Following(Generic[M]):
 
     def status(self, newest: int | None, created: float) -> FollowerStatus:
         """Returns the status, given what the store has now."""
-        version = self.gate.current.version
+        version = self.version
         is_behind = newest is not None and newest != version
         return FollowerStatus(
             version=version,
@@ -424,7 +429,7 @@ class Follower(Generic[M]):
     @property
     def version(self) -> int:
         """Returns the version that the module has, or 0 before the first load."""
-        return self._following.gate.current.version
+        return self._following.version
 
     @property
     def error(self) -> Exception | None:
@@ -670,7 +675,7 @@ def follow(
     deadline_after(seconds)
     if lock is not None and not isinstance(lock, AbstractContextManager):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"lock is one that `with` takes, as threading.Lock(), and not {an_instance(lock)}")
-    following = Following(key, model, spare, lock is not None, strict, cast, seconds)
+    following = Following(store.root, key, model, spare, lock is not None, strict, cast, seconds)
     return Follower(store, following, check_every(every), on_version, lock)
 
 

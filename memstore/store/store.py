@@ -153,7 +153,7 @@ class Store(Keyspace):
         self._verify, self._allow_pickle = verify, allow_pickle
         self._as_opened = PinOptions(mode, timeout, verify, allow_pickle)
 
-    # --- put ----------------------------------------------------------------------------------------------------------
+    # --- put and get --------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -229,79 +229,6 @@ class Store(Keyspace):
             return self.put_sharded(key, value, dtype=dtype, expect_version=expect, timeout=timeout)
         self._puts += 1
         return version
-
-    def put_many(
-        self,
-        items: Mapping[str, Any],
-        *,
-        dtype: torch.dtype | None = None,
-        expect_versions: Mapping[str, int] | None = None,
-        delta_of: bool = False,
-        atomic: bool = True,
-        timeout: float | None = None,
-    ) -> dict[str, int]:
-        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
-
-        `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist. With
-        `delta_of`, each value may share bytes with the current version of its key.
-
-        In a store on several hosts, all keys of one call must have the same owner, as keys with the same text before
-        the first "/" have; otherwise CrossHostError is raised, and nothing is put. With `atomic` False there is one
-        moment for each owner, and after an error the values that were put at other owners stay.
-        """
-        root, items = self._opened(timeout, writes=True), as_items(items)
-        flag("atomic", atomic)
-        flag("delta_of", delta_of)
-        expected, deadline = expected_versions(expect_versions), self._deadline(timeout)
-        if not items:
-            return {}
-        allow_pickle = self._allow_pickle
-        versions = put_many(
-            root,
-            items,
-            dtype=dtype,
-            expected=expected,
-            atomic=atomic,
-            allow_pickle=allow_pickle,
-            deadline=deadline,
-            is_delta=delta_of,
-        )
-        self._puts += len(versions)
-        return versions
-
-    def update(self, items: Mapping[str, Any]) -> dict[str, int]:
-        """Stores several values, as `put_many`."""
-        return self.put_many(as_items(items, "update"))
-
-    def setdefault(self, key: str, value: Any) -> Any:
-        """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
-
-        Args:
-            value: as for `put`. The result is what a `get` of the key returns.
-
-        Raises:
-            ContentionError: others put and delete the key again and again, until the store's timeout.
-            MemstoreError: those of `put` and `get`.
-
-        Example:
-            >>> import memstore, tempfile
-            >>> with memstore.open(tempfile.mkdtemp()) as store:
-            ...     store.setdefault("seed", 1), store.setdefault("seed", 2)
-            (1, 1)
-        """
-        self._opened(writes=True)
-        deadline = self._deadline(None)
-        while True:
-            found = self.get(key, _ABSENT)
-            if found is not _ABSENT:
-                return found
-            try:
-                self.put(key, value, expect_version=0)
-            except VersionConflictError:
-                if time.monotonic() > deadline:
-                    _changed_too_fast(key)
-
-    # --- get ----------------------------------------------------------------------------------------------------------
 
     @overload
     def get(self, key: str, default: Any = ..., *, as_type: None = None, **options: Unpack[GetOptions]) -> Any: ...
@@ -418,6 +345,81 @@ class Store(Keyspace):
         if began:
             log_read(root, "get", key, held, began)
         return value if as_type is None else checked(key, value, as_type)
+
+    # --- puts of several keys, and those of a mapping -----------------------------------------------------------------
+
+    def put_many(
+        self,
+        items: Mapping[str, Any],
+        *,
+        dtype: torch.dtype | None = None,
+        expect_versions: Mapping[str, int] | None = None,
+        delta_of: bool = False,
+        atomic: bool = True,
+        timeout: float | None = None,
+    ) -> dict[str, int]:
+        """Stores several values, which become visible at one moment, or not at all. Arguments and errors as `put`.
+
+        `expect_versions` has the versions that keys of `items` must have, by key; 0: the key must not exist. With
+        `delta_of`, each value may share bytes with the current version of its key.
+
+        In a store on several hosts, all keys of one call must have the same owner, as keys with the same text before
+        the first "/" have; otherwise CrossHostError is raised, and nothing is put. With `atomic` False there is one
+        moment for each owner, and after an error the values that were put at other owners stay.
+        """
+        root, items = self._opened(timeout, writes=True), as_items(items)
+        flag("atomic", atomic)
+        flag("delta_of", delta_of)
+        expected, deadline = expected_versions(expect_versions), self._deadline(timeout)
+        if not items:
+            return {}
+        allow_pickle = self._allow_pickle
+        versions = put_many(
+            root,
+            items,
+            dtype=dtype,
+            expected=expected,
+            atomic=atomic,
+            allow_pickle=allow_pickle,
+            deadline=deadline,
+            is_delta=delta_of,
+        )
+        self._puts += len(versions)
+        return versions
+
+    def update(self, items: Mapping[str, Any]) -> dict[str, int]:
+        """Stores several values, as `put_many`."""
+        return self.put_many(as_items(items, "update"))
+
+    def setdefault(self, key: str, value: Any) -> Any:
+        """Returns the value of `key`. If there is no such key, puts `value` first; of several processes only one does.
+
+        Args:
+            value: as for `put`. The result is what a `get` of the key returns.
+
+        Raises:
+            ContentionError: others put and delete the key again and again, until the store's timeout.
+            MemstoreError: those of `put` and `get`.
+
+        Example:
+            >>> import memstore, tempfile
+            >>> with memstore.open(tempfile.mkdtemp()) as store:
+            ...     store.setdefault("seed", 1), store.setdefault("seed", 2)
+            (1, 1)
+        """
+        self._opened(writes=True)
+        deadline = self._deadline(None)
+        while True:
+            found = self.get(key, _ABSENT)
+            if found is not _ABSENT:
+                return found
+            try:
+                self.put(key, value, expect_version=0)
+            except VersionConflictError:
+                if time.monotonic() > deadline:
+                    _changed_too_fast(key)
+
+    # --- gets of several keys, of references and views ----------------------------------------------------------------
 
     def get_many(self, keys: Iterable[str], *, timeout: float | None = None) -> dict[str, Any]:
         """Returns the values of several keys as they were at one moment, in the order of `keys`.

@@ -32,7 +32,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 from memstore._threads import between_forks
 from memstore._version import __version__
 from memstore.engine import absolute_path, index, numbers_of_store
-from memstore.errors import KeyNotFoundError, MemstoreError
+from memstore.errors import HomeUnavailableError, KeyNotFoundError, MemstoreError
 from memstore.listing import Keyspace, open_keyspace, opened
 from memstore.metrics import PROMETHEUS_TYPE, KeyFigures, StoreLook, calls, key_page, look_at, prometheus
 
@@ -130,7 +130,11 @@ class Watcher:
             look = self._look = look_at(store, checkpoints=self.checkpoints)
             self._looked_at = now
         fresh = numbers_of_store(root)
-        buffers = self._rows(store, fresh.keys, now)
+        troubles = look.troubles
+        try:
+            buffers = self._rows(store, fresh.keys, now)
+        except HomeUnavailableError as error:
+            buffers, troubles = [], (*troubles, str(error))
         numbers: dict[str, float] = {"versions": fresh.versions}
         for one in buffers:
             numbers[f"added {one['key']}"] = one["added"] or one["rows"] or 0
@@ -164,7 +168,7 @@ class Watcher:
             "lost": {} if look.cluster is None else look.cluster.lost,
             "steps": [asdict(one) for one in look.steps],
             "rows": buffers,
-            "troubles": look.troubles,
+            "troubles": troubles,
         }
         return self._found
 

@@ -23,6 +23,7 @@ import pytest
 import memstore
 from tests.documents.pages import ROOT, snippets
 from tests.source_tree import Module
+from tests.ui import browser as browsers
 
 DOCS, PACKAGE = ROOT / "docs", ROOT / "memstore"
 ROOMS = ("aio", "convert", "deferred_init", "fake", "ui")  # public besides memstore itself, metrics and integrations/
@@ -95,6 +96,18 @@ def test_every_method_of_what_people_use_most_is_shown(name: str) -> None:
     own = [one for one in methods if one in vars(cls)]
     assert own == methods or "inherited-members" in options, f"{set(methods) - set(own)} aren't shown"
     assert [one for one in methods if not inspect.getdoc(getattr(cls, one))] == [], "without a docstring none is shown"
+
+
+def test_the_page_of_stores_begins_with_put_and_get_and_sums_up_all_methods() -> None:
+    """Methods stand there in the order of the source."""
+    own = [name for name, one in vars(memstore.Store).items() if callable(one) and not name.startswith("_")]
+    assert own[:2] == ["put", "get"]
+    text = (DOCS / "api/store.rst").read_text()
+    above, _, shown = text.partition(".. autoclass:: memstore.Store\n")
+    named = re.findall(r":meth:`~memstore\.Store\.(\w+)`", above)
+    assert named[:2] == ["put", "get"] and len(named) == len(set(named))
+    assert set(named) == set(wanted_methods("Store"))
+    assert "__getitem__" in shown, "dunders come last"
 
 
 def test_arguments_are_hidden_only_where_nobody_passes_any() -> None:
@@ -185,18 +198,56 @@ def test_the_badges_say_what_the_package_says() -> None:
     assert drawn.count(said) == 2 and f"![{said}](docs/images/badges.svg)" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.full
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Half a minute: as `make docs`."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The site as `make docs` builds it, which takes half a minute, and what Sphinx said."""
     missing = [name for name in SPHINX if find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)}: not installed; make docs installs them")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS / "site", DOCS, tmp_path]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", DOCS / "site", DOCS, folder]
+    return folder, subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_the_site_is_built_without_a_warning(site: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, built = site
     assert built.returncode == 0, built.stderr
-    assert broken(tmp_path) == []
-    assert methods_that_are_missing((tmp_path / "objects.inv").read_bytes()) == []
-    assert riddles(tmp_path / "api") == []
+    assert broken(folder) == []
+    assert methods_that_are_missing((folder / "objects.inv").read_bytes()) == []
+    assert riddles(folder / "api") == []
+
+
+LOOKED_AT = ("index", "quickstart", "hosts", "performance", "api/store")
+CUT_OFF = """[...document.querySelectorAll("article, .toc-drawer, h1, h2, article > section > table, pre")]
+  .map((one) => [one, one.getBoundingClientRect(), document.documentElement.clientWidth])
+  .filter(([_, box, width]) => box.left < width && box.right > width + 1)
+  .map(([one]) => one.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(browsers.find() is None, reason="no browser on this machine: apt-get install chromium")
+def test_pages_of_the_site_fit_the_window(site: tuple[Path, subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+    """Wide, narrow, light and dark: nothing is cut off at the right, and no page scrolls to the side."""
+    folder, path, seen = site[0], browsers.find(), set[str]()
+    assert path is not None
+    with browsers.Browser(path, tmp_path) as browser:
+        for name in LOOKED_AT:
+            browser.open((folder / f"{name}.html").as_uri())
+            browser.until(f"document.readyState === 'complete' && location.pathname.endsWith('/{name}.html')")
+            for width in (390, 1366, 1920):
+                for dark in (False, True):
+                    browser.look(width, 900, dark=dark)
+                    where = f"{name} at {width} px"
+                    assert (
+                        browser.value("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                        <= 0
+                    ), where
+                    assert browser.value(CUT_OFF) == [], where
+                    seen.add(browser.value("getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2, "light and dark"
 
 
 def riddles(pages: Path) -> list[str]:

@@ -138,12 +138,18 @@ def test_neither_spans_nor_counters_are_imported_unasked() -> None:
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_call_is_a_span_within_the_one_around_it(root: str, tmp_path: Path) -> None:
+def spans_of() -> tuple[Any, Any]:
+    """An exporter that keeps spans in memory, and its provider."""
     trace = pytest.importorskip("opentelemetry.sdk.trace")
     export = pytest.importorskip("opentelemetry.sdk.trace.export")
     memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
     exporter, provider = memory.InMemorySpanExporter(), trace.TracerProvider()
     provider.add_span_processor(export.SimpleSpanProcessor(exporter))
+    return exporter, provider
+
+
+def test_each_call_is_a_span_within_the_one_around_it(root: str, tmp_path: Path) -> None:
+    exporter, provider = spans_of()
     metrics.trace_calls(provider)
     model = torch.nn.Linear(3, 3)
     with memstore.open(root) as store:
@@ -172,13 +178,22 @@ def test_spans_without_their_package_say_which_it_is(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.full
 def test_bytes_of_another_host_are_a_transfer(scratch: str, tmp_path: Path) -> None:
+    exporter, provider = spans_of()
     metrics.count_calls()
-    with two_hosts(Path(scratch).parent, tmp_path) as (_, _, store, other):
+    metrics.trace_calls(provider)
+    with two_hosts(Path(scratch).parent, tmp_path) as (_, second, store, other):
         store.put("policy", torch.zeros(1 << 18))
         before = metrics.calls()
+        exporter.clear()
         other.get("policy")
         assert since(before) == {"fetch": 1, "get": 1}
         assert metrics.calls()["fetch"].nbytes - before.get("fetch", CallCount()).nbytes == 1 << 20
+        spans = {span.name: span for span in exporter.get_finished_spans()}
+        assert set(spans) == {"memstore.fetch", "memstore.get"}
+        fetch, get = spans["memstore.fetch"], spans["memstore.get"]
+        of_both = {"memstore.root": second.root, "memstore.key": "policy", "memstore.nbytes": 1 << 20}
+        assert dict(fetch.attributes) == of_both == dict(get.attributes)
+        assert get.start_time <= fetch.start_time < fetch.end_time <= get.end_time
         before = metrics.calls()
         other.get("policy")
         assert since(before) == {"get": 1}, "the copy is there"

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import memstore
-from memstore.metrics import prometheus
+from memstore.distributed.serving import cluster_of
+from memstore.metrics import prometheus, scalars
 from tests.children import Wire, children
 from tests.distributed.serving.agents import eventually, two_hosts
 
@@ -98,6 +99,26 @@ def test_who_lags_behind_is_told(scratch: str) -> None:
             assert child.receive() == "0.0"
 
 
+def test_how_far_a_follower_lags_is_told(scratch: str) -> None:
+    model, name = torch.nn.Linear(2, 2), "memstore_follower_lag_seconds"
+    with memstore.open(scratch) as store:
+        version = store.put("model", model.state_dict())
+        store.put("model/longer", 1)
+        assert (name, (("key", "model"),)) not in figures(prometheus(store))
+        with memstore.follow(store, "model", model) as follower:
+            follower.wait(timeout=60)
+            assert value(prometheus(store), name, key="model") == 0 == scalars(store)["lag/model"]
+            with follower.use():  # the copy waits
+                version, began = store.put("model", model.state_dict()), time.time()
+                lag = eventually(lambda: value(prometheus(store), name, key="model"), "it lags behind")
+                assert 0 < lag < time.time() - began + 1 and scalars(store)["lag/model"] >= lag
+            follower.wait(newer_than=version - 1, timeout=60)
+            assert value(prometheus(store), name, key="model") == 0
+            store.delete("model")
+            assert value(prometheus(store), name, key="model") == 0 == follower.status().lag
+        assert (name, (("key", "model"),)) not in figures(prometheus(store))
+
+
 def test_only_the_first_keys_have_figures_of_their_own(scratch: str) -> None:
     with memstore.open(scratch) as store:
         store.put_many({f"{number:04}": number for number in range(1500)})
@@ -142,3 +163,9 @@ def test_hosts_are_told(scratch: str, tmp_path: Path) -> None:
         assert value(text, "memstore_host_up", host=second.address) == 1
         assert value(text, "memstore_host_keys", host=first.address) == 1
         assert value(text, "memstore_lost_keys") == 0
+        other.put_many({"theirs/a": 1, "also theirs/a": 1})
+        second.process.kill()
+        second.process.wait()
+        assert value(prometheus(store), "memstore_host_up", host=second.address) == 0
+        cluster_of(first.root).remove(second.address)
+        eventually(lambda: value(prometheus(store), "memstore_lost_keys") == 2, "both groups are lost")

@@ -183,6 +183,8 @@ PLACES = [
     ("pyproject.toml", '[project.urls]\nRepository = "https://github.com/OWNER/memstore"\n', "make address"),
     ("CITATION.cff", "version: 1.2.2\n", "doesn't say 1.2.3"),
     ("conda/recipe.yaml", "version: 1.2.2\n", "doesn't say 1.2.3"),
+    ("CITATION.cff", "version: 1.2.3\nrepository-code: https://github.com/OWNER/memstore\n", "make address"),
+    ("conda/recipe.yaml", "version: 1.2.3\nhomepage: https://github.com/OWNER/memstore\n", "make address"),
 ]
 
 
@@ -201,6 +203,33 @@ def test_a_file_that_has_another_version_or_no_address(checkout: Path, name: str
 def test_files_that_name_the_version_name_this_one() -> None:
     for name in VERSIONED:
         assert re.search(rf"^ *version: {re.escape(memstore.__version__)}$", (ROOT / name).read_text(), re.MULTILINE)
+
+
+CONDA_NAMES = {"torch": "pytorch", "lmdb": "python-lmdb", "xxhash": "python-xxhash"}
+
+
+def test_the_conda_recipe_takes_what_the_package_takes() -> None:
+    """It also takes the extra `cli`, since it installs the command."""
+    text, recipe = (ROOT / "pyproject.toml").read_text(), (ROOT / "conda/recipe.yaml").read_text()
+
+    def of_project(name: str) -> set[str]:
+        listed = re.search(rf"^{name} = \[(.*?)\]$", text, re.MULTILINE | re.DOTALL)
+        assert listed is not None, name
+        lines = [line.partition("#")[0] for line in listed[1].splitlines()]
+        pairs = re.findall(r'"([\w-]+)([^"]*)"', "\n".join(lines))
+        return {f"{CONDA_NAMES.get(package, package)} {versions}" for package, versions in pairs}
+
+    def of_recipe(name: str) -> set[str]:
+        listed = re.search(rf"^  {name}:.*\n((?:    - .*\n)+)", recipe, re.MULTILINE)
+        assert listed is not None, name
+        return set(re.findall(r"^    - (.*)$", listed[1], re.MULTILINE))
+
+    python = re.search(r'^requires-python = "(.*)"$', text, re.MULTILINE)
+    assert python is not None
+    needed = {f"python {python[1]}"}
+    assert of_recipe("run") == needed | {"__linux"} | of_project("dependencies") | of_project("cli")
+    assert of_recipe("host") == needed | {"pip"} | of_project("requires")
+    assert 'memstore = "memstore.cli:main"' in text and "- memstore = memstore.cli:main" in recipe
 
 
 def test_one_command_puts_the_address_everywhere(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,27 @@ def test_the_file_uses_every_public_name_and_every_method_of_a_store() -> None:
     assert not [name for name in sorted(names) if f"memstore.{name}" not in text]
     methods = {name for name in dir(memstore.Store) if not name.startswith("_")} - {"close", "set_policy"}
     assert not [name for name in sorted(methods) if not re.search(rf"\bstore\.{name}\b", text)]
+
+
+NAMED: dict[str, Any] = {"snapshot": memstore.Snapshot, "manager": memstore.CheckpointManager}
+NAMED |= {"cluster": memstore.Cluster, "follower": memstore.Follower, "pin": memstore.Pin}
+
+
+@pytest.mark.parametrize("variable", NAMED)
+def test_the_file_uses_every_method_of_the_other_classes(variable: str) -> None:
+    cls = NAMED[variable]
+    text, _, of_tasks = (HERE / "user.py").read_text().partition("async def tasks")
+    assert of_tasks
+    names = {name for name in dir(cls) if not name.startswith("_")}
+    used = re.findall(rf"\b(?:{variable}|memstore\.{cls.__name__})\.(\w+)", text)
+    assert sorted(names - set(used)) == []
+
+
+def test_the_file_uses_what_tasks_call_most() -> None:
+    of_tasks = (HERE / "user.py").read_text().partition("async def tasks")[2]
+    wanted = ["memstore.aio.open(", "memstore.aio.follow("]
+    wanted += [f"await store.{name}(" for name in ("put", "get", "view", "wait")]
+    assert [name for name in wanted if name not in of_tasks] == []
 
 
 def _checked(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -110,6 +110,9 @@ def references_and_views(store: memstore.Store) -> None:
     with store.pin("policy") as pin:
         assert_type(pin, memstore.Pin)
         assert_type(pin.version, int)
+        assert_type(pin.key, str)
+        assert_type(pin.root, str)
+    pin.close()
     lazy = store.view("policy", as_type=memstore.StoredTensor)
     assert_type(lazy, memstore.StoredTensor)
     assert_type(store.view("policy", as_type=dict[str, memstore.StoredTensor])["w"], memstore.StoredTensor)
@@ -154,6 +157,11 @@ def followers(store: memstore.Store) -> None:
         with follower.use() as (module, version):
             assert_type(module, torch.nn.Linear)
             assert_type(version, int)
+        assert_type(follower.model, torch.nn.Linear)
+        assert_type(follower.version, int)
+        assert_type(follower.error, Exception | None)
+        assert_type(follower.key, str)
+        follower.close(timeout=1.0)
 
 
 def rows(store: memstore.Store) -> None:
@@ -190,11 +198,21 @@ def checkpoints() -> None:
     assert_type(pending.wait(), memstore.Snapshot)
     snapshot.restore(state, strict=False)
     snapshot.verify()
-    print(snapshot.read_object("0/model/weight"), snapshot.view(), snapshot.get_manifest())
+    print(snapshot.read_object("0/model/weight"), snapshot.get_manifest(), snapshot.metadata)
+    assert_type(snapshot.view(), dict[str, Any])
+    assert_type(snapshot.get_state_dict_for_key("model"), dict[str, Any])
+    assert_type(snapshot.copy("/disk/1", durability="process", progress=advance), memstore.Snapshot)
     with memstore.CheckpointManager("/checkpoints", keep_last=3, keep_best=2, best="min", metric="loss") as manager:
-        manager.save(100, state, metrics={"loss": 0.1})
+        manager.save_on_signal()
+        assert_type(manager.save(100, state, metrics={"loss": 0.1}, force=True), bool)
         assert_type(manager.restore(state), int)
         assert_type(manager.latest(), int | None)
+        assert_type(manager.best(), int | None)
+        assert_type(manager.steps(), list[int])
+        assert_type(manager.stopping, bool)
+        assert_type(manager.root, str)
+        manager.wait(timeout=1.0)
+    manager.close()
 
 
 def deferred() -> None:
@@ -211,6 +229,19 @@ def hosts() -> None:
     status = cluster.status()
     assert_type(status, memstore.ClusterStatus)
     assert_type(status.hosts, tuple[memstore.HostStatus, ...])
+    assert_type(memstore.Cluster.at("tcp://10.0.0.1:7411", secret=b"secret"), memstore.Cluster)
+    assert_type(cluster.root, str)
+    assert_type(cluster.hosts, tuple[str, ...])
+    assert_type(cluster.address, str)
+    assert_type(cluster.secret, bytes | None)
+    assert_type(cluster.roster().epoch, int)
+    assert_type(cluster.settled(["tcp://10.0.0.1:7411"]), list[str])
+    cluster.set_policy("run/", replicas=2, on_missing="warn")
+    cluster.set_quota("run/", 1 << 30)
+    assert_type(cluster.drain("trainer", progress=advance), str)
+    assert_type(cluster.cancel_drain("trainer"), str)
+    assert_type(cluster.promote(), str)
+    assert_type(cluster.remove("trainer", force=True), str)
     cluster.stop()
 
 
@@ -252,6 +283,12 @@ async def tasks() -> None:
         assert_type(await store.stats(), memstore.StoreStats)
         async for key in store.keys():
             assert_type(key, str)
+        async with memstore.aio.follow(store, "model", torch.nn.Linear(2, 2)) as follower:
+            assert_type(follower, memstore.aio.AsyncFollower[torch.nn.Linear])
+            assert_type(await follower.wait(newer_than=3), int)
+            async with follower.use() as (module, version):
+                assert_type(module, torch.nn.Linear)
+                assert_type(version, int)
 
 
 def names(store: memstore.Store) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 
 import memstore
 import memstore.ui
+from memstore.distributed.serving import cluster_of
+from tests.distributed.serving.agents import two_hosts
 from tests.ui import browser as browsers
 from tests.ui.browser import Browser
 
@@ -138,6 +141,52 @@ def test_shards_are_drawn_where_they_lie(scratch: str, browser: Browser) -> None
         found = browser.value(f"[...document.querySelectorAll('.map rect')].map((one) => {places})")
         assert found == [[0, 0, 320, 120], [320, 0, 320, 120], [0, 120, 320, 120], [320, 120, 320, 120]]
         assert "rank 3: 4 to 8, 6 to 12" in browser.value("document.querySelector('.map').getAttribute('aria-label')")
+
+
+def test_an_entry_names_who_holds_it(scratch: str, browser: Browser) -> None:
+    with memstore.open(scratch) as store, memstore.ui.serve(scratch) as page:
+        browser.open(page.url)
+        browser.until("document.getElementById('status')?.innerText === 'live'")
+        store.put("model", torch.zeros(20_000))
+        old = store.get("model")
+        browser.until(f"!!{row('model')} && holders.some((one) => one.keys.includes('model'))")
+        browser.value(f"{row('model')}.querySelector('button').click()")
+        browser.until("!!document.querySelector('#entry-body .holders')")
+        held = "document.querySelector('#entry-body .holders').innerText"
+        assert browser.value(held) == f"held by pid {os.getpid()}"
+        store.put("model", torch.ones(20_000))
+        browser.until("holders.some((one) => one.replaced.includes('model') && !one.keys.includes('model'))")
+        browser.value("openEntry('model')")
+        browser.until(f"{held} === 'replaced versions held by pid {os.getpid()}'")
+        assert old.sum() == 0
+
+
+@pytest.mark.parametrize("width", [390, 1366])
+def test_keys_that_are_lost_with_a_removed_host_are_named(
+    scratch: str, browser: Browser, tmp_path: Path, width: int
+) -> None:
+    groups = [f"{number:03}-{'long' * 20}" for number in range(101)]
+    with two_hosts(Path(scratch).parent, tmp_path) as (first, second, store, other):
+        store.put("mine/policy", 1)
+        other.put("theirs/policy", 1)
+        browser.look(width, 800)
+        with memstore.ui.serve(first.root) as page:
+            browser.open(page.url)
+            browser.until("document.querySelectorAll('#hosts tbody tr').length === 2")
+            assert browser.value("document.getElementById('lost').hidden")
+            other.put_many({f"{group}/k": 1 for group in groups[: 101 if width == 390 else 1]})
+            second.process.kill()
+            second.process.wait()
+            cluster_of(first.root).remove(second.address)
+            names = "[...document.querySelectorAll('#lost td.key')].map((one) => one.innerText)"
+            browser.until("!document.getElementById('lost').hidden")
+            found = browser.until(f"{names}.length === {100 if width == 390 else 2} && {names}")
+            assert set(found) <= {"theirs", *groups}
+            hosts = browser.value("[...document.querySelectorAll('#lost .mono')].map((one) => one.innerText)")
+            assert all(host.endswith(second.address) for host in hosts)
+            assert browser.value("document.getElementById('lost-limit').hidden") == (width == 1366)
+            assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+            assert browser.value("(one => one.scrollWidth <= one.clientWidth)(document.getElementById('lost'))")
 
 
 def test_the_keyboard_is_enough(scratch: str, browser: Browser) -> None:

@@ -401,3 +401,8 @@ def test_the_hosts_of_a_store_are_told(scratch: str, tmp_path: Path) -> None:
             (gone,) = [host for host in silent["hosts"] if not host["alive"]]
             assert gone["address"] == first.address and gone["trouble"]
             assert second_host.poll() is None
+            until = time.monotonic() + 12  # datasets are looked for each 10 s, on all hosts
+            for found in states:
+                assert "gone" not in found
+                if time.monotonic() > until:
+                    break

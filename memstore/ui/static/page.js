@@ -4,6 +4,7 @@
 const LIMIT = matchMedia("(max-width: 40rem)").matches ? 25 : 100; // keys
 const STEPS = 8;
 const KEPT = 60; // seconds of the curve
+const LOST = 100; // that a cluster tells at most
 const $ = (id) => document.getElementById(id);
 
 let source = null;
@@ -13,6 +14,7 @@ let lastKey = "";
 let offset = 0; // the server's clock beside ours, in seconds
 let versions = new Map();
 let curve = [];
+let holders = []; // processes, of the last state
 
 // --- Elements --------------------------------------------------------------------------------------------------------
 
@@ -197,6 +199,11 @@ function draw(state) {
     number("keys", one.alive ? count(one.keys) : "–"), number("live", one.alive ? size(one.live_bytes) : "–"),
     number("sent", one.alive ? traffic(one.sent, one.sent_rate) : "–"),
     number("received", one.alive ? traffic(one.received, one.received_rate) : "–"))));
+  const lost = Object.entries(state.lost);
+  drawSection("lost", lost.map(([name, host]) => make("tr", {},
+    cell("", shown(name), "key"), cell("lost with", make("span", { class: "mono" }, host)))));
+  $("lost-limit").hidden = lost.length < LOST;
+  holders = state.holders;
   drawSection("holders", state.holders.map((one) => make("tr", {},
     cell("", make("span", {}, `pid ${one.pid}`, make("small", { class: "mono" }, cut(one.command, 160)))),
     cell("", named(one.keys), "wide"), number("held", one.keys.length ? size(one.nbytes) : "–"),
@@ -247,6 +254,9 @@ function described(found) {
   const owner = found.owner ? `, owned by ${found.owner}` : "";
   const head = make("p", {}, `version ${count(found.version)}: ${found.structure}, ${found.kind}, ${size(found.nbytes)}, `
     + `${since(found.created)} old${owner}`);
+  const pids = (part) => holders.filter((one) => one[part].includes(found.key)).map((one) => `pid ${one.pid}`).join(", ");
+  const [now, before] = [pids("keys"), pids("replaced")];
+  const held = [now && `held by ${now}`, before && `replaced versions held by ${before}`].filter(Boolean).join("; ");
   const rows = found.leaves.map((leaf) => make("tr", {},
     cell("", leaf.name || "(the value)", "key"), cell("", leaf.dtype), cell("", `[${leaf.shape.join(", ")}]`),
     number("size", size(leaf.nbytes))));
@@ -257,7 +267,7 @@ function described(found) {
   const maps = found.leaves.filter((leaf) => leaf.shards.length).flatMap((leaf) => [
     make("h3", {}, `${leaf.name || "(the value)"} [${leaf.shape.join(", ")}]: ranks`), shardMap(leaf)]);
   const more = found.more ? make("p", { class: "empty" }, `and ${count(found.more)} leaves more`) : null;
-  return [head, table, ...(more ? [more] : []), ...maps];
+  return [head, ...(held ? [make("p", { class: "holders" }, held)] : []), table, ...(more ? [more] : []), ...maps];
 }
 
 // The first two dimensions of a tensor, with a rectangle for each part; a vector is one row.
