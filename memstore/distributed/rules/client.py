@@ -808,7 +808,9 @@ def error_of(failed: Failed, owner: Member | None = None) -> MemstoreError:
         said = {"quota": failed.expected, "used": failed.found, "requested": failed.requested}
         return errors.QuotaExceededError(text, key=key, prefix=failed.prefix.decode(errors="replace"), **said)
     if failed.error == "StoreFullError" and owner is not None:
-        full = errors.StoreFullError(f"{_name(owner)} has no room: {text}; nothing was changed", key=key)
+        says_outcome = text.endswith("was changed")  # that host knows whether kept versions went to make room
+        outcome = "" if says_outcome else "; nothing was changed"
+        full = errors.StoreFullError(f"{_name(owner)} has no room: {text}{outcome}", key=key)
         full.host = owner.address
         return full
     return _KINDS.get(failed.error, MemstoreError)(text, key=key)

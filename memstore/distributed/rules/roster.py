@@ -679,11 +679,7 @@ def set_policy(tables: Tables, standing: Standing, seed: Directory, request: Set
     wanted = others if request.drops else (*others, policy)
     if len(wanted) > POLICIES_LIMIT:
         return Refused(f"{POLICIES_LIMIT} groups have policies, which is the limit: state one for the whole store")
-    if set(wanted) == set(roster.policies):
-        return IsRoster(roster) if seed.is_settled(standing) else Later()
-    if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
-        propose(tables, standing, seed.is_settled(standing), policies=wanted)
-    return Later()
+    return _agree_on(tables, standing, seed, policies=wanted)
 
 
 def set_quota(tables: Tables, standing: Standing, seed: Directory, request: SetQuota) -> Answer:
@@ -694,10 +690,24 @@ def set_quota(tables: Tables, standing: Standing, seed: Directory, request: SetQ
     wanted = others if request.limit is None else (*others, Quota(prefix, request.limit))
     if len(wanted) > QUOTAS_LIMIT:
         return Refused(f"{QUOTAS_LIMIT} prefixes have quotas, which is the limit: end some")
-    if set(wanted) == set(roster.quotas):
+    return _agree_on(tables, standing, seed, quotas=wanted)
+
+
+def _agree_on(
+    tables: Tables,
+    standing: Standing,
+    seed: Directory,
+    *,
+    policies: tuple[Policy, ...] | None = None,
+    quotas: tuple[Quota, ...] | None = None,
+) -> Answer:
+    """Has the roster say this, in whatever order. Who asks gets it once that is settled, and asks again until then."""
+    roster = standing.roster
+    is_so = policies is None or set(policies) == set(roster.policies)
+    if is_so and (quotas is None or set(quotas) == set(roster.quotas)):
         return IsRoster(roster) if seed.is_settled(standing) else Later()
     if standing.is_seed and seed.may_propose(standing) and not standing.unheard:
-        propose(tables, standing, seed.is_settled(standing), quotas=wanted)
+        propose(tables, standing, seed.is_settled(standing), policies=policies, quotas=quotas)
     return Later()
 
 

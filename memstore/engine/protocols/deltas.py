@@ -3,7 +3,7 @@
 A delta names several segments, as a sharded value does: those of earlier versions, and behind them its own, which has
 the leaves that changed. All are mapped into one range of addresses, where its description says where each leaf lies.
 
-1. The putter holds the base, by a mapping, and compares leaves with it (`contents/writing.py`). It puts its own segment
+1. The putter holds the base, by a mapping, and compares leaves with it (`contents/deltas.py`). It puts its own segment
    as any other, whose header names the files that it shares, for a repair (`DeltaHeader`).
 2. The commit's transaction looks whether all shared files are live under their put ids (`share`), before anything is
    changed. If one isn't, since the base went meanwhile, it refuses (`BaseGone`), and the caller puts the whole value.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,24 @@ def three(scratch: str) -> Iterator[Cluster]:
     """Two owners, and a host that is none."""
     with cluster_of(scratch, True, True, False) as made:
         yield made
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_deltas_of_a_key_with_a_history_are_what_was_put(three: Cluster, seed: int) -> None:
+    """Whoever puts and reads, in whatever order: a host takes bytes from the one version of which it has a copy."""
+    draw, key = random.Random(seed), three.key_at(1)
+    now = {f"w{number}": torch.full((1 << 16 << number % 3,), float(number)) for number in range(8)}
+    put: dict[int, dict[str, torch.Tensor]] = {}
+    for step in range(20):
+        now = now | {name: torch.full_like(now[name], 100.0 + step) for name in draw.sample(sorted(now), 2)}
+        put[draw.choice(three.stores).put(key, now, history=4, delta_of=draw.random() < 0.8 or None)] = now
+        reader = draw.choice(three.stores)
+        versions = reader.versions(key)
+        assert versions == tuple(sorted(put))[-4:]
+        for version in draw.sample(versions, draw.randrange(len(versions) + 1)):
+            found = reader.get(key, version=version)
+            assert found.keys() == put[version].keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in put[version].items()), (seed, step, version)
 
 
 @pytest.mark.parametrize("size", [3, BIG, LARGE])
