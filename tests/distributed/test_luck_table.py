@@ -99,6 +99,7 @@ TABLE: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (
             FAULTS,
             "hosts/test_bad_luck.py::test_a_generators_host_is_cut_off_for_a_minute_and_the_trainers_do_not_notice",
+            "hosts/test_bad_luck.py::test_the_seed_is_cut_off_for_a_minute_and_owners_go_on",
         ),
     ),
     "a generator's host dies during its first put, in a wait, in a sharded put": (

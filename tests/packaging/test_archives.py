@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from email.parser import HeaderParser
@@ -15,6 +16,7 @@ from tests.packaging.archives import ROOT, Archives, build, install, run
 
 pytest.importorskip("build")  # comes with the extra `test`
 pytest.importorskip("hatchling")
+pytest.importorskip("hatch_fancy_pypi_readme")
 
 INFO = f"memstore_torch-{memstore.__version__}.dist-info"
 
@@ -51,6 +53,20 @@ def test_the_wheel_says_what_it_needs(archives: Archives) -> None:
     assert {one.name for one in needed} == {"torch", "tensordict", "lmdb", "msgspec", "xxhash", "numpy"}
     assert {"cli", "cluster", "test"} <= set(said.get_all("Provides-Extra", []))
     assert "memstore = memstore.cli:main" in archives.read(f"{INFO}/entry_points.txt")
+
+
+def test_its_readme_has_links_that_an_index_can_follow(archives: Archives) -> None:
+    said = HeaderParser().parsestr(archives.read(f"{INFO}/METADATA"))
+    assert said["Description-Content-Type"] == "text/markdown"
+    read_me = said.get_payload()
+    images, links = (set(re.findall(mark + r"\[[^\]]*\]\(([^)]+)\)", read_me)) for mark in ("!", "(?<!!)"))
+    urls = dict(line.split(", ", 1) for line in said.get_all("Project-URL", []))
+    repository = urls["Repository"]
+    assert images and all(one.startswith(f"{repository}/raw/main/docs/images/") for one in images), images
+    assert len(links) > 10 and all(one.startswith("https://") for one in links), links
+    for one in images | links:
+        path = re.sub(f"^{repository}/(raw|blob)/main/", "", one).partition("#")[0]
+        assert path.startswith("https://") or (ROOT / path).exists(), one
 
 
 def test_the_sdist_has_all_that_git_has(archives: Archives) -> None:

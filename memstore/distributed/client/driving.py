@@ -159,6 +159,8 @@ class _Call(Generic[Result]):
         message = encode_request(step)
         until = self._deadline if step.within is None else min(self._deadline, time.monotonic() + step.within)
         answer = self._refusals.sent(lambda: self._links.send(step.address, step.member, message, until))
+        if answer is None and step.within is not None and time.monotonic() < until:
+            return NOT_SENT
         return answer if answer is None or isinstance(answer, NotSent) else self._heard(answer)
 
     def _heard(self, answer: bytes) -> Answer | None:

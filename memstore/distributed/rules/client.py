@@ -185,6 +185,7 @@ class Client:
         self._sessions: dict[bytes, int] = {}
         self._numbers = itertools.count(1)
         self._free_lanes = list(range(LANES))
+        self._seed_gave_none = False
         self.asked: Asked = None
 
     def owner_of(self, seen: CatalogView, groups: Sequence[bytes], *, claims: bool = False) -> Steps[GroupOwner | None]:
@@ -296,8 +297,9 @@ class Client:
             if not isinstance(self.asked, Heir):
                 self.asked = Seed(seed)
             answer = yield from send(seed, request)
-            if answer is None:
+            if answer is None and self._seed_gave_none:  # the first may be one that the call's end cut off
                 self.asked = Seed(seed)
+            self._seed_gave_none = answer is None
             if not isinstance(answer, Owners) or len(answer.rows) != len(some):
                 waiting = next((one for one in standing.roster.departed if not one.is_ready), None)
                 if isinstance(answer, Later) and waiting is not None:

@@ -28,7 +28,8 @@ class Send(msgspec.Struct, frozen=True):
 
     Attributes:
         member: that must answer there; None: whoever does.
-        within: seconds that the answer may take, at most; None: as long as there is time.
+        within: seconds that the answer may take, at most; None: as long as there is time. It is for requests that may
+            be repeated: None as the answer means that this time has passed, and a link that broke is as NOT_SENT.
     """
 
     address: str

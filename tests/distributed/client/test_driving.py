@@ -98,6 +98,18 @@ def test_an_answer_that_says_nothing_is_none(served: Root, answer: bytes | None)
     assert drive(steps(), served, Answering(answer), deadline_after(10)) is None
 
 
+@pytest.mark.parametrize(("within", "answer"), [(None, None), (60.0, NOT_SENT)])
+def test_a_link_that_breaks_before_the_time_of_an_answer_is_told_apart(
+    served: Root, within: float | None, answer: object
+) -> None:
+    """Keepers are given their two seconds, however often the way to them breaks."""
+
+    def steps() -> Steps[object]:
+        return (yield Send(MESSAGE.address, None, Open(), within))
+
+    assert drive(steps(), served, Answering(None), deadline_after(10)) is answer
+
+
 def test_the_deadline_is_told_in_place_of_a_message_with_the_reason_of_the_last_one(served: Root) -> None:
     links = Answering(None)
 

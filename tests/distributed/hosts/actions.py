@@ -257,6 +257,10 @@ def read_on(channel: Connection, root: str, key: str) -> None:
                 channel.send(last)
 
 
+def put_number(store: memstore.Store, key: str, number: int) -> int:
+    return store.put(key, number)
+
+
 def get_number(store: memstore.Store, key: str) -> int:
     return store.get(key)
 

@@ -222,15 +222,19 @@ class ServedHosts:
         self.serve(number, before=before)
         self.wait_for_members(len(self.hosts))
 
+    def serve_again(self) -> None:
+        """Starts the agents that have ended, as a unit of a service manager does."""
+        for number, agent in list(self._agents.items()):
+            if agent.poll() is not None:
+                self.serve(number, *self._options[number], before=self._before[number])
+
     def restore(self) -> None:
         """As it was in the beginning: all serve, nothing is cut, no key is there."""
         for first in range(len(self.hosts)):
             for second in range(first + 1, len(self.hosts)):
                 self.hosts.heal(first, second)
                 self.hosts.delay(first, second, 0)
-        for number, agent in self._agents.items():
-            if agent.poll() is not None:
-                self.serve(number, *self._options[number], before=self._before[number])
+        self.serve_again()
         self.wait_for_members(len(self.hosts))
         for number in self._agents:
             self.call(number, actions.delete_all)

@@ -302,6 +302,40 @@ def test_a_generators_host_is_cut_off_for_a_minute_and_the_trainers_do_not_notic
 
 
 @pytest.mark.full
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ways", ["both ways", "one way to it", "one way from it"])
+def test_the_seed_is_cut_off_for_a_minute_and_owners_go_on(hosts: ServedHosts, ways: str) -> None:
+    """Only groups that a process has not met need the seed. Nobody takes over: nobody has asked for that."""
+    serve_three(hosts)
+    group = hosts.group_of(1)
+    key, new = f"{group}/k", f"new-{group}/k"
+    hosts.call(1, actions.put_number, key, 1)
+    with hosts.start(2, actions.read_on, ROOT, key) as reader:
+        assert reader.recv() == "ready"
+        wait_until(lambda: ask(reader) == 1, "it has met the owner")
+        for other in (1, 2):
+            if ways != "one way from it":
+                hosts.hosts.cut(other, 0, one_way=True)
+            if ways != "one way to it":
+                hosts.hosts.cut(0, other, one_way=True)
+        began, number = time.monotonic(), 1
+        while time.monotonic() - began < 60.0:
+            number += 1
+            hosts.call(1, actions.put_number, key, number)
+            wait_until(lambda: ask(reader) == number, "the other host gets it", 5.0)  # noqa: B023
+            if number % 5 == 1:
+                error, text = hosts.call(2, actions.trouble_with, new, 1.0)
+                assert error == "HomeUnavailableError" and hosts.address(0) in text, (error, text)
+        assert number > 20
+        for other in (1, 2):
+            hosts.hosts.heal(other, 0)
+        wait_until(lambda: hosts.call(2, actions.trouble_with, new, 5.0)[0] == "KeyNotFoundError", "the seed is back")
+    hosts.wait_at(range(3), 3)
+    assert hosts.call(0, actions.get_number, key) == number
+    assert hosts.call(2, actions.put_and_get, [new], 5.0) == [new]
+
+
+@pytest.mark.full
 def test_trainers_go_on_while_all_generators_are_cut_off(hosts: ServedHosts) -> None:
     """As where a switch fails: those that are left are no majority."""
     hosts.serve(0)

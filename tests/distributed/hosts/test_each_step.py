@@ -1,13 +1,15 @@
-"""Index processes and clients that are killed at each message of a call: it is made once, or never.
+"""Index processes, agents and clients that are killed at each message of a call: it is made once, or never.
 
 Only where its error says so, or its caller is dead, it may be either.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
@@ -24,6 +26,8 @@ VICTIMS: dict[str, tuple[int, ...]] = {
     "the caller's index process": (CALLER,),
     "all": (SEED, OWNER, CALLER),
     "the caller": (),
+    "the owner's agent": (OWNER,),
+    "all agents": (SEED, OWNER, CALLER),
 }
 
 
@@ -104,16 +108,16 @@ _numbers = itertools.count()
     ],
 )
 def test_a_call_is_made_once_or_never(call: str, victim: str, cluster: ServedHosts) -> None:
-    """The full run takes what is before the messages, or behind them."""
+    """The full run takes what is before the messages, or behind them. Of a first put host 1 is a mere deputy."""
     hosts = VICTIMS[victim]
+    pid_of = (lambda number: cluster.agent(number).pid) if "agent" in victim else cluster.index_process
     first = random.randrange(2) if IS_FULL else 1
     step = first
     while True:
         case = CASES[call](cluster, step)
         case.prepare()
-        pids = [cluster.index_process(number) for number in hosts]
-        arguments = (ROOT, *case.call(), step, pids)
-        with cluster.start(CALLER, dying.call_at_step, *arguments) as worker:
+        arguments = (ROOT, *case.call(), step, [pid_of(number) for number in hosts])
+        with agents_are_started_again(cluster), cluster.start(CALLER, dying.call_at_step, *arguments) as worker:
             try:
                 result, is_reached = worker.recv(LONG)
             except WorkerError:
@@ -130,6 +134,24 @@ def test_a_call_is_made_once_or_never(call: str, victim: str, cluster: ServedHos
             break
         step += 2
     assert step > first, "there were messages"
+
+
+@contextlib.contextmanager
+def agents_are_started_again(cluster: ServedHosts) -> Generator[None]:
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(0.1):
+            cluster.serve_again()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        cluster.serve_again()
 
 
 def test_a_process_that_dies_between_grant_and_commit_leaves_a_group_that_its_host_owns(cluster: ServedHosts) -> None:
