@@ -116,13 +116,18 @@ def test_a_call_is_made_once_or_never(call: str, victim: str, cluster: ServedHos
     while True:
         case = CASES[call](cluster, step)
         case.prepare()
-        arguments = (ROOT, *case.call(), step, [pid_of(number) for number in hosts])
+        pids = [pid_of(number) for number in hosts]
+        arguments = (ROOT, *case.call(), step, pids)
         with agents_are_started_again(cluster), cluster.start(CALLER, dying.call_at_step, *arguments) as worker:
             try:
                 result, is_reached = worker.recv(LONG)
             except WorkerError:
                 assert not hosts and worker.wait() == -9
                 result, is_reached = None, True
+        for agent in map(cluster.agent, hosts if is_reached else ()):
+            if agent.pid in pids:  # it was killed a moment ago
+                agent.wait(LONG)
+        cluster.serve_again()
         cluster.wait_for_members(3)
         expected = case.finds(result)
         for number in (OWNER, SEED, CALLER):
@@ -151,7 +156,6 @@ def agents_are_started_again(cluster: ServedHosts) -> Generator[None]:
     finally:
         is_over.set()
         thread.join()
-        cluster.serve_again()
 
 
 def test_a_process_that_dies_between_grant_and_commit_leaves_a_group_that_its_host_owns(cluster: ServedHosts) -> None:
