@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import memstore
+from tests.distributed.serving.agents import Agents
 from tests.documents.pages import ROOT, snippets
 from tests.integrations.vllm.engines import (
     LAYERS,
@@ -137,6 +141,65 @@ def test_a_session_that_a_dead_trainer_left_open_is_ended(root: str) -> None:
         first.shutdown()
         second.shutdown()
     one.weight_transfer_engine.shutdown()
+
+
+DIES = """
+import os, sys
+from tests.integrations.vllm.engines import Trained
+from tests.integrations.vllm.test_updates import trainer
+from memstore.integrations.vllm import register
+from vllm.distributed.weight_transfer import HTTPVLLMWeightSyncClient
+
+register()
+client = HTTPVLLMWeightSyncClient(sys.argv[2])
+trainer(sys.argv[1], Trained(1.0), client).put_weights()
+client.start_weight_update()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_trainer_that_is_killed_in_a_session_holds_up_nobody(root: str) -> None:
+    one = worker()
+    with served(Engine(one)) as address:
+        done = subprocess.run([sys.executable, "-c", DIES, root, address], cwd=ROOT, timeout=400, check=False)
+        assert done.returncode == -9
+        second = trainer(root, Trained(2.0), HTTPVLLMWeightSyncClient(address))
+        assert second.send_weights() == Round(2)
+        assert everywhere(llm_model(one)) == {2.0}
+        second.shutdown()
+    one.weight_transfer_engine.shutdown()
+
+
+def test_a_worker_on_another_host(scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens its own host's folder by the cluster's address, and loads what is there; then it is told of updates."""
+    register()
+    Path(scratch).mkdir()
+    agents = Agents(Path(scratch), tmp_path)
+    try:
+        seed = agents.serve("a")
+        other = agents.serve("b", join=seed, members=2)
+        for name, value in (
+            ("MEMSTORE_SECRET_FILE", str(agents.secret)),
+            ("MEMSTORE_VLLM_ROOT", other.root),
+            ("MEMSTORE_VLLM_CLUSTER", seed.address),
+        ):
+            monkeypatch.setenv(name, value)
+        model = Trained(4.0)
+        sender = trainer(seed.root, model, LocalClient(Offline()), cluster=seed.address)
+        sender.put_weights()
+        late = worker()
+        assert everywhere(llm_model(late)) == {4.0}
+        model.fill(5.0)
+        sent = sender.put_weights()
+        assert update_workers(LocalClient(Offline(late)), sender.store, "weights") == sent
+        assert everywhere(llm_model(late)) == {5.0} and late.weight_transfer_engine.version == sent
+        with memstore.open(other.root) as store:
+            assert store.info("weights").owner.endswith(seed.address)
+        sender.shutdown()
+        late.weight_transfer_engine.shutdown()
+    finally:
+        for agent in agents.started:
+            agent.terminate()
 
 
 def test_a_server_that_is_away_is_an_error_and_the_version_is_there(root: str) -> None:
