@@ -167,9 +167,11 @@ def held_locks(store: memstore.Store) -> list[str]:
 
 
 def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
-    """What this process has open, by number and target; but not what it keeps for its next put into that store.
+    """What this process has open, by number and target.
 
-    Nor sockets: a store on one host has none, and those of tests before this one end when their threads do.
+    Args:
+        but_ahead: without what it keeps for its next put into that store; and without sockets, of which a store on one
+            host has none: those of tests before this one end when their threads do.
     """
     found: set[str] = set()
     ahead = None if but_ahead is None else root_of(but_ahead).next_put.file
@@ -178,7 +180,7 @@ def open_fds(but_ahead: memstore.Store | None = None) -> set[str]:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except FileNotFoundError:  # the listing's own
             continue
-        if not target.startswith("socket:"):
+        if but_ahead is None or not target.startswith("socket:"):
             found.add(f"{fd} {target}")
     return found if ahead is None else {name for name in found if name.split()[0] != str(ahead.file.lock_file.fd)}
 
