@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child, Wire
-from tests.support.hosts import Host, Hosts, why_unavailable
+from tests.support.hosts import Host, Hosts, need_hosts
 
 ROOT = Path(__file__).parent.parent
 LONG = 250.0  # seconds
@@ -48,9 +48,7 @@ EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # the command,
 @pytest.fixture
 def host() -> Iterator[Host]:
     """A host of its own: all that is on `/dev/shm` there is the example's."""
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(1, shm_bytes=1 << 30) as hosts:
         yield hosts[0]
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.children import in_child
 from tests.support.faults import STEPS
-from tests.support.hosts import why_unavailable
+from tests.support.hosts import need_hosts
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "memstore"
@@ -361,9 +361,7 @@ def test_example_loads_a_checkpoint_on_another_mesh(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_example_shares_a_store_between_ranks_of_several_hosts() -> None:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     command = [str(ROOT / "examples/torchrun_hosts.sh"), "--steps", "3"]
     environment = {**os.environ, "PYTHON": sys.executable}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)

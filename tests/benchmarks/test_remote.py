@@ -13,7 +13,7 @@ from tests.benchmarks.peers.far_store import FarStore
 from tests.benchmarks.session import Session
 from tests.benchmarks.workloads import broadcast, remote, remote_rdma, remote_small, served
 from tests.benchmarks.workloads.by_hosts import take_turns
-from tests.support.hosts import why_unavailable
+from tests.support.hosts import need_hosts
 
 WORKS = (
     Work("small", 1 << 10),
@@ -62,7 +62,7 @@ def test_a_call_is_timed_without_what_is_made_for_it() -> None:
 def test_where_there_can_be_no_hosts_the_reason_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(on_hosts, "why_unavailable", lambda: "there is no command ip")
+    monkeypatch.setattr(on_hosts, "need_hosts", lambda: "there is no command ip")
     session = Session(tmp_path_factory.mktemp("bench"), quick=True)
     for workload in (broadcast, remote, remote_rdma, remote_small, served):
         found = workload.measure(session)
@@ -74,9 +74,7 @@ def test_where_there_can_be_no_hosts_the_reason_is_told(
 @pytest.mark.timeout(600)
 def test_a_store_brings_values_from_host_to_host(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each burst is compared with its source: it raises if one differs."""
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     session = Session(tmp_path_factory.mktemp("bench"), quick=True)
     with session.until_end:
         hosts = on_hosts.two_hosts(session)
@@ -97,9 +95,7 @@ def test_a_store_brings_values_from_host_to_host(tmp_path_factory: pytest.TempPa
 @pytest.mark.timeout(600)
 def test_a_broadcast_is_measured(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each get is compared with its source."""
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     found = broadcast.measure_with(3, 4 << 20, 1)
     sent = next(goal for goal in found.goals if "sent" in goal.what)
     assert sent.found.median < 3.5 and not found.absent

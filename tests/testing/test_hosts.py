@@ -19,7 +19,7 @@ import pytest
 
 from tests.namespaces import MOUNTS, bind_mount, in_namespaces
 from tests.support import holding
-from tests.support.hosts import Host, HostGoneError, Hosts, HostsUnavailableError, why_unavailable
+from tests.support.hosts import Host, HostGoneError, Hosts, HostsUnavailableError, need_hosts, why_unavailable
 from tests.testing import peer
 from tests.users import needs_root
 
@@ -31,9 +31,7 @@ LONG = 60.0  # seconds; nothing takes so long
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     """Three, for all tests that leave them as they were."""
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(3, shm_bytes=16 << 20) as made:
         yield made
         assert [host.processes() for host in made] == [[], [], []]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed.hosts.clusters import ServedHosts, served
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 HOSTS = 3
 _HERE = Path(__file__).parent
@@ -47,9 +47,7 @@ _kept = Kept()
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHosts]:
     """As it was in the beginning; a test may kill and cut whatever it likes, but the folders."""
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     yield _kept.take(tmp_path_factory.mktemp("hosts"))
     _kept.give_back()
 

@@ -13,16 +13,14 @@ import pytest
 from tests.distributed.hosts import actions, dying
 from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, empty, wait_until
 from tests.support.fork_server import Worker
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 HOSTS = 4
 
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Hosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(HOSTS, shm_bytes=64 << 20) as hosts:
         yield hosts
 

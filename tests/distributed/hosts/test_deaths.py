@@ -26,7 +26,7 @@ from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, empty, wai
 from tests.distributed.hosts.test_faults import Load, draw_fault, heal
 from tests.examples import IS_FULL
 from tests.support.history import UNKNOWN, Operation, check, read_history
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 HOSTS = 4
 LEASE = 30  # seconds
@@ -39,9 +39,7 @@ LARGE = 1 << 16  # bytes: a value above lies in a file of the host that has put 
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Hosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(HOSTS, shm_bytes=96 << 20) as hosts:
         yield hosts
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.distributed.hosts import actions
 from tests.distributed.hosts.clusters import ROOT, ServedHosts, empty
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 GROUPS, OF_EACH = 10_000, 10
 PATIENCE = 300.0  # seconds
@@ -17,9 +17,7 @@ PATIENCE = 300.0  # seconds
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_a_hundred_thousand_keys_on_each_host(tmp_path_factory: pytest.TempPathFactory) -> None:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(4, shm_bytes=1 << 30) as machines, empty(machines, tmp_path_factory.mktemp("many")) as hosts:
         for number in range(3):
             hosts.serve(number)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.distributed.hosts.clusters import LONG, SOURCES, wait_until
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
@@ -24,9 +24,7 @@ GET = f"""python -c "import memstore; print(memstore.open('{STORE}').get('policy
 
 @pytest.fixture
 def machines() -> Iterator[Hosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(3, shm_bytes=64 << 20) as hosts:
         yield hosts
 

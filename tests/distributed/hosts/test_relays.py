@@ -13,7 +13,7 @@ import pytest
 from tests.distributed.hosts import actions
 from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, served, wait_until
 from tests.support.fork_server import Worker
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 HOSTS, MIB = 8, 1 << 20
 NBYTES = 24 * MIB
@@ -27,9 +27,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(HOSTS, shm_bytes=96 * MIB) as hosts, served(hosts, tmp_path_factory.mktemp("hosts")) as cluster:
         yield cluster
 

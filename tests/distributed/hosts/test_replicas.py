@@ -10,7 +10,7 @@ import torch
 import memstore
 from memstore.distributed.serving import Cluster
 from tests.distributed.hosts.clusters import ServedHosts, empty
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 LEAST, SIZE = 20, 50_000  # puts, and elements of each
 
@@ -57,9 +57,7 @@ def wait_until_none_lacks(hosts: ServedHosts, number: int) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_hosts_that_are_lost_one_after_the_other_take_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(4, shm_bytes=256 << 20) as machines, empty(machines, tmp_path_factory.mktemp("replicas")) as hosts:
         for number in range(4):
             hosts.serve(number)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.distributed.hosts import actions
 from tests.distributed.hosts.clusters import LONG, QUICK_AGENT, ROOT, ServedHosts, empty, wait_until
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 HOSTS = 4
 AFTER = 2.0  # seconds
@@ -20,9 +20,7 @@ AFTER = 2.0  # seconds
 
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Hosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(HOSTS, shm_bytes=64 << 20) as hosts:
         yield hosts
 

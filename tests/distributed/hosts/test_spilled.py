@@ -14,7 +14,7 @@ from memstore.engine import index
 from memstore.errors import QuotaExceededError, StoreFullError
 from tests.distributed.hosts.clusters import ROOT, ServedHosts, empty
 from tests.inside import root_of
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 MIB = 1 << 20
 ROOM, COUNT = 64, 24  # MiB of a host's memory; values of 4 MiB
@@ -66,9 +66,7 @@ def moved_at(store: memstore.Store) -> dict[str, int]:
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_full_host_moves_values_and_others_get_them(tmp_path_factory: pytest.TempPathFactory) -> None:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     disk = tmp_path_factory.mktemp("disks")
     with Hosts(3, shm_bytes=ROOM * MIB) as machines, empty(machines, tmp_path_factory.mktemp("spilled")) as hosts:
         for number in range(3):
@@ -100,9 +98,7 @@ def test_a_full_host_moves_values_and_others_get_them(tmp_path_factory: pytest.T
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_host_whose_disk_is_full_too_says_so_and_loses_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(2, shm_bytes=ROOM * MIB) as machines, empty(machines, tmp_path_factory.mktemp("full")) as hosts:
         for number in range(2):
             hosts.serve(number)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.distributed.meshes.owners import FAKED, Owner, environment, start_worker
 from tests.distributed.serving.agents import Agents, agents_in, is_alive
-from tests.support.hosts import Host, Hosts, why_unavailable
+from tests.support.hosts import Host, Hosts, need_hosts
 
 HOSTS = 3
 _ports = itertools.count(22222)
@@ -93,9 +93,7 @@ def words_of(pid: int) -> bytes:
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshHosts]:
     """Tests use roots of their own."""
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(HOSTS, shm_bytes=128 << 20) as hosts:
         made = MeshHosts(hosts, tmp_path_factory.mktemp("mesh"))
         with made.owner:

@@ -18,7 +18,7 @@ from tests.distributed.hosts.clusters import LONG, ROOT, ServedHosts, served, wa
 from tests.distributed.rdma import actions
 from tests.distributed.rdma.actions import MIB
 from tests.support.fork_server import Worker
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 pytestmark = [pytest.mark.full, pytest.mark.skipif(find_spec("monarch") is None, reason="torchmonarch isn't installed")]
 
@@ -29,9 +29,7 @@ LARGE = 48  # MiB: a transfer of it can be met in its middle
 
 @pytest.fixture(scope="module")
 def all_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts(3, shm_bytes=400 << 20))
         yield stack.enter_context(served(hosts, tmp_path_factory.mktemp("hosts"), PLANES))

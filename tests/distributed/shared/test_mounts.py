@@ -14,7 +14,7 @@ import pytest
 
 from memstore.engine.root.shared import STATE_VARIABLE
 from tests.distributed.hosts.clusters import LONG, PORT, SOURCES, new_secret
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 pytestmark = pytest.mark.full
 
@@ -80,9 +80,7 @@ class Mounted:
 
 @pytest.fixture
 def mounted() -> Iterator[Mounted]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     folder = Path(tempfile.mkdtemp(prefix="mounted-"))
     try:
         with Hosts(2, shm_bytes=128 << 20) as hosts:

@@ -17,7 +17,7 @@ from memstore.integrations.torchstore.folders import ROOT_VARIABLE
 from tests.distributed.meshes.conftest import MeshHosts
 from tests.distributed.meshes.owners import SOURCES, environment, needs_monarch
 from tests.distributed.serving.agents import eventually
-from tests.support.hosts import Hosts, why_unavailable
+from tests.support.hosts import Hosts, need_hosts
 
 pytestmark = [needs_monarch, pytest.mark.full, pytest.mark.timeout(580)]
 
@@ -26,9 +26,7 @@ CONTROLLER, TRAINERS, GENERATORS, LATER = 0, (1, 2), 3, 4
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshHosts]:
-    reason = why_unavailable()
-    if reason:
-        pytest.skip(reason)
+    need_hosts()
     with Hosts(5, shm_bytes=64 << 20) as hosts:
         made = MeshHosts(hosts, tmp_path_factory.mktemp("layout"))
         with made.owner:
