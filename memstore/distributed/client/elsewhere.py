@@ -324,9 +324,7 @@ class OtherHosts:
 
     def replicates(self, keys: Sequence[bytes]) -> bool:
         roster = None if self._owned is None else self._owned.roster
-        if roster is None or not roster.policies:  # every put comes here
-            return False
-        return any(roster.policy_of(group) is not None for group in groups_of(keys))
+        return roster is not None and any(roster.policy_of(group) is not None for group in groups_of(keys))
 
     def check_one_owner(self, keys: Sequence[bytes], deadline: float) -> None:
         groups, owned = groups_of(keys), self._owned
