@@ -59,6 +59,8 @@ def main() -> None:
             print(f"{ranks} {'ranks' if ranks > 1 else 'rank'}, resumed".ljust(24) + f"weights {resumed}  {same}")
             if resumed != undisturbed:
                 raise SystemExit(1)
+        if options.to:
+            print(f"the checkpoints stay: memstore checkpoints {folder}")
     finally:
         if not options.to:
             shutil.rmtree(folder, ignore_errors=True)
