@@ -62,7 +62,7 @@ def test_a_call_is_timed_without_what_is_made_for_it() -> None:
 def test_where_there_can_be_no_hosts_the_reason_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    monkeypatch.setattr(on_hosts, "need_hosts", lambda: "there is no command ip")
+    monkeypatch.setattr(on_hosts, "why_unavailable", lambda: "there is no command ip")
     session = Session(tmp_path_factory.mktemp("bench"), quick=True)
     for workload in (broadcast, remote, remote_rdma, remote_small, served):
         found = workload.measure(session)
